@@ -1,0 +1,131 @@
+"""The held-out part of a paired sample: what the gate measures with. It travels inside the map folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from vecferry.batch import Floats, id_keys
+from vecferry.errors import DataError, UsageError
+from vecferry.linear import LinearMap
+from vecferry.mapfile import HOLDOUT
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Qrels:
+    """Hold relevance labels in parallel arrays: rows of `queries`, rows of the held-out documents, grades > 0."""
+
+    query: NDArray[np.int64]
+    document: NDArray[np.int64]
+    grade: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Holdout:
+    """Hold documents and queries that no map was fitted on.
+
+    ids             the documents' ids, in the source's type
+    source, target  their vectors in both spaces, `[n, d_source]` and `[n, d_target]`
+    query_ids       strings; `queries` `[q, d_target]`; `source_queries` `[q, d_source]` or None
+    qrels           labels among these documents and queries, or None
+    fit_keys        `id_keys` of the documents that the map was fitted on
+    fingerprint     what the source looked like (uri, kind, count)
+    """
+
+    ids: pa.Array
+    source: Floats
+    target: Floats
+    query_ids: pa.Array = field(default_factory=lambda: pa.array([], pa.string()))
+    queries: Floats | None = None
+    source_queries: Floats | None = None
+    qrels: Qrels | None = None
+    fit_keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        seen = np.intersect1d(id_keys(self.ids), self.fit_keys)
+        if len(seen):
+            raise DataError(f"{len(seen)} of {len(self.ids)} held-out documents were used for the fit: measure with others")
+
+    def save(self, path: Path) -> None:
+        """Write one Parquet file: a row for each document, query and label, `kind` says which."""
+        lists = [pa.list_(pa.float32()), pa.list_(pa.float32())]
+        fields = [("kind", pa.string()), ("id", self.ids.type), ("query", pa.string())]
+        schema = pa.schema([*fields, ("source", lists[0]), ("target", lists[1]), ("grade", pa.int64()), ("key", pa.uint64())])
+
+        def rows(kind: str, n: int, **columns: Any) -> pa.Table:
+            held = {"kind": pa.array([kind] * n, pa.string())} | columns
+            arrays = [held[f.name] if f.name in held else pa.nulls(n, f.type) for f in schema]
+            return pa.table(arrays, schema=schema)
+
+        tables = [rows("document", len(self.ids), id=self.ids, source=_lists(self.source), target=_lists(self.target))]
+        if self.queries is not None:
+            n = len(self.queries)
+            source = pa.nulls(n, lists[0]) if self.source_queries is None else _lists(self.source_queries)
+            tables.append(rows("query", n, query=self.query_ids, source=source, target=_lists(self.queries)))
+        if self.qrels is not None:
+            ids, names = self.ids.take(pa.array(self.qrels.document)), self.query_ids.take(pa.array(self.qrels.query))
+            tables.append(rows("label", len(ids), id=ids, query=names, grade=pa.array(self.qrels.grade)))
+        tables.append(rows("fit", len(self.fit_keys), key=pa.array(self.fit_keys)))
+        table = pa.concat_tables(tables).replace_schema_metadata({"vecferry": json.dumps(dict(self.fingerprint))})
+        pq.write_table(table, path, compression="zstd", use_dictionary=["kind", "query"])
+
+    @classmethod
+    def load(cls, path: Path) -> Holdout:
+        """Read what `save` wrote; raise DataError for anything else."""
+        try:
+            table = pq.read_table(path)
+            part = {kind: table.filter(pa.compute.equal(table["kind"], kind)) for kind in ("document", "query", "label", "fit")}
+            documents, asked, labels = part["document"], part["query"], part["label"]
+            ids = documents["id"].combine_chunks()
+            names = asked["query"].combine_chunks()
+            qrels = None
+            if labels.num_rows:
+                at = {name: i for i, name in enumerate(names.to_pylist())}
+                places = {name: i for i, name in enumerate(ids.to_pylist())}
+                qrels = Qrels(
+                    np.array([at[q] for q in labels["query"].to_pylist()], np.int64),
+                    np.array([places[d] for d in labels["id"].to_pylist()], np.int64),
+                    labels["grade"].to_numpy(),
+                )
+            has_source = asked.num_rows > 0 and asked["source"].null_count == 0
+            return cls(
+                ids=ids,
+                source=_matrix(documents["source"]),
+                target=_matrix(documents["target"]),
+                query_ids=names,
+                queries=_matrix(asked["target"]) if asked.num_rows else None,
+                source_queries=_matrix(asked["source"]) if has_source else None,
+                qrels=qrels,
+                fit_keys=part["fit"]["key"].to_numpy(),
+                fingerprint=json.loads(table.schema.metadata[b"vecferry"]),
+            )
+        except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
+            raise DataError(f"{path} can't be read as a hold-out: {error}") from error
+
+
+def holdout_of(m: LinearMap) -> Holdout:
+    """Return the hold-out of a map, from memory or from its folder; raise UsageError if it has none."""
+    if m.holdout is not None:
+        return m.holdout
+    if m.path is None or not (m.path / HOLDOUT).is_file():
+        raise UsageError(f"the map {m.path or ''} has no hold-out: fit it with `vecferry fit`")
+    return Holdout.load(m.path / HOLDOUT)
+
+
+def _lists(x: Floats) -> pa.Array:
+    offsets = np.arange(0, x.size + 1, x.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(x).reshape(-1)))
+
+
+def _matrix(column: pa.ChunkedArray) -> Floats:
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(flat.reshape(len(column), -1), dtype=np.float32)

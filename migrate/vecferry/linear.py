@@ -1,0 +1,204 @@
+"""The one form that every map has: `post(pre(x) @ weight + bias)`. Needs numpy, and safetensors to load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vecferry.errors import IncompatibleError, UsageError
+
+if TYPE_CHECKING:
+    from vecferry.holdout import Holdout
+
+Floats = NDArray[np.float32]
+Pre = Literal["none", "l2", "center_l2"]
+Post = Literal["none", "l2"]
+
+BLOCK = 256
+"""Rows of every matrix product. BLAS picks kernels by shape, so one shape for all is what makes the bits of a row
+independent of the batch it came in; 256 rows reach the speed of large products."""
+
+BatchRunner = Callable[[Callable[[int], None], Iterable[int]], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Name one side of a map: the embedding model, the prompt its texts were given, and the dimension."""
+
+    dim: int
+    model: str | None = None
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """Record where a map comes from and what it is for.
+
+    direction   "document": old documents into the new space; "query": new queries into the old space
+    metric      the target space's ranking rule: "cosine", "ip" or "l2"
+    measured    metrics on the held-out part, by name
+    warnings    what the fit found suspicious
+    """
+
+    source: Side
+    target: Side
+    solver: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    direction: Literal["document", "query"] = "document"
+    metric: Literal["cosine", "ip", "l2"] = "cosine"
+    pairs: int = 0
+    seed: int = 0
+    measured: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    version: str = ""
+    sha256: str = ""
+
+    @property
+    def space(self) -> str:
+        """Identify the space the map leads to: the target model's name, or the map itself where nobody named it."""
+        prompt = f" [{self.target.prompt}]" if self.target.prompt else ""
+        return f"{self.target.model}{prompt}" if self.target.model else f"unnamed-{self.sha256[:16]}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearMap:
+    """Map vectors by `y = post(pre(x) @ weight + bias)`.
+
+    weight  `[d_in, d_out]` float32
+    bias    `[d_out]` float32, None for none
+    pre     nothing, L2 normalisation, or subtracting `mean` and then L2 normalisation
+    post    nothing, or L2 normalisation
+    mean    `[d_in]` float32, with `pre="center_l2"` only
+    """
+
+    weight: Floats
+    bias: Floats | None = None
+    pre: Pre = "none"
+    post: Post = "none"
+    mean: Floats | None = None
+    card: Card | None = None
+    holdout: Holdout | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "bias", "mean"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.float32))
+        if self.weight.ndim != 2 or 0 in self.weight.shape:
+            raise UsageError(f"weight must be [d_in, d_out], not {list(self.weight.shape)}")
+        if self.bias is not None and self.bias.shape != (self.d_out,):
+            raise UsageError(f"bias has shape {list(self.bias.shape)}, weight leads to {self.d_out} dimensions")
+        if self.pre not in ("none", "l2", "center_l2") or self.post not in ("none", "l2"):
+            raise UsageError(f"unknown normalisation: pre={self.pre!r}, post={self.post!r}")
+        if (self.pre == "center_l2") != (self.mean is not None):
+            raise UsageError("mean goes with pre='center_l2', and only with it")
+        if self.mean is not None and self.mean.shape != (self.d_in,):
+            raise UsageError(f"mean has shape {list(self.mean.shape)}, weight takes {self.d_in} dimensions")
+        if not all(np.isfinite(a).all() for a in (self.weight, self.bias, self.mean) if a is not None):
+            raise UsageError("the map holds NaN or infinite numbers")
+
+    @property
+    def d_in(self) -> int:
+        """The dimension of the vectors it takes."""
+        return int(self.weight.shape[0])
+
+    @property
+    def d_out(self) -> int:
+        """The dimension of the vectors it gives."""
+        return int(self.weight.shape[1])
+
+    def apply(self, x: Floats, out: Floats | None = None, run: BatchRunner | None = None) -> Floats:
+        """Map rows `[n, d_in]` to `[n, d_out]` float32; a row's bits don't depend on the rows beside it.
+
+        `out` is written to and returned where given. `run(task, starts)` may run the blocks in parallel: each
+        writes rows of its own. A row whose norm is zero stays zero under L2 normalisation. Raises
+        IncompatibleError for rows of another dimension.
+        """
+        if x.ndim != 2 or x.shape[1] != self.d_in:
+            raise IncompatibleError(f"the map takes vectors of {self.d_in} dimensions, these are {list(x.shape)}")
+        if out is None:
+            out = np.empty((len(x), self.d_out), np.float32)
+
+        def block(start: int) -> None:
+            rows = x[start : start + BLOCK]
+            n = len(rows)
+            if n == BLOCK and self.pre == "none" and rows.dtype == np.float32 and rows.flags.c_contiguous:
+                full = rows
+            else:
+                full = np.zeros((BLOCK, self.d_in), np.float32)
+                full[:n] = rows
+                if self.mean is not None:
+                    full[:n] -= self.mean
+                if self.pre != "none":
+                    normalize(full)
+            y = out[start : start + BLOCK] if n == BLOCK else np.empty((BLOCK, self.d_out), np.float32)
+            np.matmul(full, self.weight, out=y)
+            if self.bias is not None:
+                y += self.bias
+            if self.post == "l2":
+                normalize(y)
+            if n < BLOCK:
+                out[start : start + n] = y[:n]
+
+        starts = range(0, len(x), BLOCK)
+        if run is None:
+            for start in starts:
+                block(start)
+        else:
+            run(block, starts)
+        return out
+
+    def then(self, second: LinearMap) -> LinearMap:
+        """Fold this map and a second one into one, which maps as both do one after the other.
+
+        Raises IncompatibleError where dimensions disagree, and where no single map of this form does it: a
+        normalisation between the two can only be dropped if the second has no bias and normalises its output.
+        """
+        if self.d_out != second.d_in:
+            raise IncompatibleError(f"the first map gives {self.d_out} dimensions, the second takes {second.d_in}")
+        scale_free = second.bias is None and second.post == "l2"
+        if second.pre == "center_l2" or ((self.post == "l2" or second.pre == "l2") and not scale_free):
+            raise IncompatibleError("a normalisation between the two maps can't be folded into one map")
+        first = self.weight.astype(np.float64)
+        after = second.weight.astype(np.float64)
+        bias = None if self.bias is None else self.bias.astype(np.float64) @ after
+        if second.bias is not None:
+            bias = second.bias + (0.0 if bias is None else bias)
+        return LinearMap(
+            weight=(first @ after).astype(np.float32),
+            bias=None if bias is None else bias.astype(np.float32),
+            pre=self.pre,
+            post=second.post,
+            mean=self.mean,
+        )
+
+    def with_card(self, card: Card) -> LinearMap:
+        """Return the same map with another card."""
+        return dataclasses.replace(self, card=card)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the map folder (`vecferry.mapfile`); raise UsageError if it exists or there is no card."""
+        from vecferry.mapfile import save
+
+        return save(self, Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | Path) -> LinearMap:
+        """Read a map folder; raise DataError for one that is damaged or of an unknown version."""
+        from vecferry.mapfile import load
+
+        return load(Path(folder))
+
+
+def normalize(x: Floats) -> None:
+    """Scale rows to length 1 in place; rows of zeros stay zeros."""
+    norms = np.sqrt(np.einsum("ij,ij->i", x, x))
+    norms[norms == 0] = 1
+    x /= norms[:, None]

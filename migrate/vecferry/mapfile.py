@@ -1,0 +1,117 @@
+"""The map folder on disk: tensors, card, hold-out, and a page for people. Loading needs numpy and safetensors only."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from vecferry.errors import DataError, UsageError
+from vecferry.linear import Card, LinearMap, Side
+
+FORMAT = 1
+TENSORS = "map.safetensors"
+CARD = "card.json"
+HOLDOUT = "holdout.parquet"
+
+
+def tensor_bytes(m: LinearMap) -> bytes:
+    """Serialise the numbers of a map: what its sha256 is taken of."""
+    tensors = {"weight": m.weight, "bias": m.bias, "mean": m.mean}
+    # ascontiguousarray: safetensors stores a transposed view wrongly, and says nothing
+    held = {name: np.ascontiguousarray(a) for name, a in tensors.items() if a is not None}
+    return bytes(save_tensors(held))
+
+
+def seal(m: LinearMap) -> LinearMap:
+    """Return the map with the sha256 of its tensors in the card, from which its identity follows."""
+    if m.card is None:
+        raise UsageError("a map without a card can't be identified: give it one with with_card()")
+    return m.with_card(dataclasses.replace(m.card, sha256=hashlib.sha256(tensor_bytes(m)).hexdigest()))
+
+
+def save(m: LinearMap, folder: Path) -> Path:
+    """Write a map folder under a staging name, then rename it; raise UsageError if it exists."""
+    if folder.exists():
+        raise UsageError(f"{folder} exists: choose another name for the map, or delete it first")
+    m = seal(m)
+    assert m.card is not None
+    stage = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        stage.mkdir(parents=True)
+        data = tensor_bytes(m)
+        (stage / TENSORS).write_bytes(data)
+        header = {"format": FORMAT, "pre": m.pre, "post": m.post}
+        card = header | dataclasses.asdict(m.card)
+        (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if m.holdout is not None:
+            m.holdout.save(stage / HOLDOUT)
+        (stage / "README.md").write_text(page(m), encoding="utf-8")
+        for path in stage.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        stage.rename(folder)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return folder
+
+
+def load(folder: Path) -> LinearMap:
+    """Read a map folder; raise UsageError if there is none, DataError if it isn't what its card says."""
+    if not (folder / CARD).is_file():
+        raise UsageError(f"{folder} is not a map folder: it has no {CARD}; `vecferry fit -o {folder}` makes one")
+    try:
+        fields: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        version = fields.pop("format")
+        if version != FORMAT:
+            raise DataError(f"{folder / CARD} is of format {version}, this vecferry reads format {FORMAT}: update it")
+        pre, post = fields.pop("pre"), fields.pop("post")
+        fields["source"], fields["target"] = Side(**fields["source"]), Side(**fields["target"])
+        fields["warnings"] = tuple(fields["warnings"])
+        card = Card(**fields)
+        data = (folder / TENSORS).read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest != card.sha256:
+            raise DataError(f"{folder / TENSORS} has sha256 {digest[:16]}…, the card says {card.sha256[:16]}…: damaged or swapped")
+        tensors = load_tensors(data)
+        m = LinearMap(tensors["weight"], tensors.get("bias"), pre, post, tensors.get("mean"), card, path=folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, UsageError) as error:
+        raise DataError(f"{folder} can't be read as a map: {error}") from error
+    if (m.d_in, m.d_out) != (card.source.dim, card.target.dim):
+        raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, the card says {card.source.dim} -> {card.target.dim}")
+    return m
+
+
+def page(m: LinearMap) -> str:
+    """Write the model card for people."""
+    c = m.card
+    assert c is not None
+    name = [side.model or "an unnamed model" for side in (c.source, c.target)]
+    what = "old document vectors into the new space" if c.direction == "document" else "new query vectors into the old space"
+    lines = [
+        f"# {name[0]} → {name[1]}",
+        "",
+        f"A linear map made by vecferry {c.version}. It carries {what}; nothing else.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| dimensions | {m.d_in} → {m.d_out} |",
+        f"| metric of the target space | {c.metric} |",
+        f"| prompts | {c.source.prompt!r} → {c.target.prompt!r} |",
+        f"| solver | {c.solver} {json.dumps(c.parameters)} |",
+        f"| fitted on | {c.pairs} pairs, seed {c.seed} |",
+        f"| sha256 of the tensors | `{c.sha256}` |",
+        *(f"| {key} (held out) | {value} |" for key, value in c.measured.items()),
+    ]
+    if c.warnings:
+        lines += ["", "Warnings of the fit:", "", *(f"- {w}" for w in c.warnings)]
+    return "\n".join(lines) + "\n"
