@@ -81,12 +81,14 @@ class Stage:
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             self._acquire()
-            self.state = self._open(resume, fresh)
-            self._check_target()
         except BaseException:
             self.close()
-            if fresh:
-                shutil.rmtree(self.folder)
+            raise
+        try:
+            self.state = self._open(resume)
+            self._check_target()
+        except BaseException:
+            self.discard() if fresh else self.close()
             raise
 
     def _acquire(self) -> None:
@@ -98,7 +100,7 @@ class Stage:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
 
-    def _open(self, resume: bool, fresh: bool) -> dict[str, Any]:
+    def _open(self, resume: bool) -> dict[str, Any]:
         path = self.folder / "state.json"
         if not path.exists():  # nothing durable was ever staged here
             for leftover in self.folder.iterdir():
@@ -128,8 +130,7 @@ class Stage:
         if not self.overwrite:
             raise UsageError(f"{self.target} exists: choose another name, or --overwrite to swap it and keep a backup")
         backup = backup_of(self.target)
-        # a crash between the two steps of publish_file leaves the backup as a second name of the target
-        if os.path.lexists(backup) and not (self.target.is_file() and backup.is_file() and backup.samefile(self.target)):
+        if os.path.lexists(backup) and not self.state.get("publishing"):
             raise UsageError(f"{backup}, where the old store would be kept, exists: move it away first")
 
     def save(self, **state: Any) -> None:
@@ -138,24 +139,36 @@ class Stage:
         write_json(self.folder / "state.json", self.state)
 
     def publish_file(self, staged: Path) -> Path | None:
-        """Move a staged, fsynced file onto the target in one step; return where the old one is kept."""
+        """Move a staged, fsynced file onto the target in one step; return where the old one is kept.
+
+        Called again after a crash between its steps, it finishes them.
+        """
+        self.save(**{k: v for k, v in self.state.items() if k != "plan"} | {"publishing": True})
         backup = None
         if os.path.lexists(self.target):
             backup = backup_of(self.target)
-            if not backup.exists():
+            if not os.path.lexists(backup):
                 backup.hardlink_to(self.target)
+                fsync(self.target.parent)
         staged.replace(self.target)
         fsync(self.target.parent)
         return backup
 
     def publish_folder(self, staged: Path) -> Path | None:
-        """Move a staged folder, whose files were fsynced, onto the target; return where the old one is kept."""
-        fsync(staged)
+        """Move a staged folder, whose files were fsynced, onto the target; return where the old one is kept.
+
+        The new folder goes to the backup's name and is then swapped with the target, so that at every instant
+        both are whole; called again after a crash between the two steps, it finishes them.
+        """
+        self.save(**{k: v for k, v in self.state.items() if k != "plan"} | {"publishing": True})
         backup = None
+        if staged.exists():
+            fsync(staged)
         if os.path.lexists(self.target):
-            exchange(staged, self.target)
             backup = backup_of(self.target)
-            staged.rename(backup)
+            if staged.exists():
+                staged.rename(backup)
+            exchange(backup, self.target)
         else:
             staged.rename(self.target)
         fsync(self.target.parent)
