@@ -35,6 +35,11 @@ class Side:
     model: str | None = None
     prompt: str | None = None
 
+    @property
+    def space(self) -> str | None:
+        """Identify the embedding space: the model with its prompt, since each prompt makes a space of its own."""
+        return f"{self.model} [{self.prompt}]" if self.model and self.prompt else self.model
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -62,8 +67,7 @@ class Card:
     @property
     def space(self) -> str:
         """Identify the space the map leads to: the target model's name, or the map itself where nobody named it."""
-        prompt = f" [{self.target.prompt}]" if self.target.prompt else ""
-        return f"{self.target.model}{prompt}" if self.target.model else f"unnamed-{self.sha256[:16]}"
+        return self.target.space or f"unnamed-{self.sha256[:16]}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
