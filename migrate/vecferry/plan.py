@@ -17,7 +17,7 @@ import pyarrow as pa
 from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
 from vecferry.holdout import Holdout
 from vecferry.linear import Card, LinearMap
-from vecferry.store import Capabilities, Reader, StoreInfo, Uri, adapters, find, resolve
+from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find, resolve
 
 log = logging.getLogger("vecferry")
 
@@ -109,8 +109,8 @@ def make_plan(
     """
     info = source.info
     address = Uri.parse(destination) if isinstance(destination, str) else destination
-    kind = address.kind or (info.kind if info.kind in adapters() else "faiss")
-    address = replace(address, kind=kind)
+    address = address.as_new(info.kind)
+    kind = address.kind
     same_kind = kind == info.kind
     structure = index if index is not None else (info.index if same_kind else "")
     keeps_numbers = info.id_type is None and bad_rows == "fail" and duplicates == "fail"
@@ -148,9 +148,14 @@ def make_plan(
     vectors = rows * (m.d_out * width + (0 if target.id_type is None else 8))
     others = max(0, info.nbytes - rows * info.dim * np.dtype(info.dtype if info.dtype.startswith("float") else "uint8").itemsize)
     # a structure that FAISS builds in memory is written from a stage of raw vectors that stands beside it
-    staged = vectors if kind == "faiss" and structure not in ("", "Flat", "IDMap,Flat", "IDMap2,Flat") else 0
+    staged = vectors if is_built_in_memory(target) else 0
     nbytes = vectors + staged + (others if target.payload is not None else 0)
     return Plan(address, replace(target, provenance=provenance), identity, nbytes)
+
+
+def is_built_in_memory(target: StoreInfo) -> bool:
+    """Say whether FAISS has to hold the target in memory to build it; flat ones are streamed to disk."""
+    return target.kind == "faiss" and target.index not in ("", "Flat", "IDMap,Flat", "IDMap2,Flat")
 
 
 def _head(source: Reader) -> str:
@@ -198,12 +203,14 @@ def free_bytes(destination: Uri) -> int | None:
     return shutil.disk_usage(parent).free if parent.is_dir() else None
 
 
-def check_space(plan: Plan, staged: int = 0) -> None:
-    """Raise UsageError when the target and its stage don't fit on the disk; `staged` bytes are there already."""
+def check_space(plan: Plan, rows_staged: int = 0) -> None:
+    """Raise UsageError when the target and its stage don't fit on the disk beside the rows staged already."""
     free = free_bytes(plan.destination)
-    if free is not None and plan.nbytes - staged > free:
+    width = plan.target.dim * (2 if plan.target.dtype == "float16" else 4)
+    needed = plan.nbytes - rows_staged * width
+    if free is not None and needed > free:
         raise UsageError(
-            f"{plan.destination.path} needs about {plan.nbytes - staged:,} bytes, its stage included, and {free:,} are free: "
+            f"{plan.destination.path} needs about {needed:,} bytes, its stage included, and {free:,} are free: "
             "make room, or choose a smaller --dtype or --index"
         )
 

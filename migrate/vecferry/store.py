@@ -29,6 +29,8 @@ from vecferry.batch import Cursor, Floats, Positions, VectorBatch
 from vecferry.errors import BadRowsError, DataError, UsageError
 
 GROUP = "vecferry.adapters"
+SUFFIXES = {".faiss": "faiss", ".index": "faiss", ".npy": "npy", ".parquet": "parquet"}
+"""What a new store is where the address has no scheme; existing ones are told by their content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class Uri:
         if unknown:
             options = ", ".join(allowed) or "none"
             raise UsageError(f"{self}: unknown option {', '.join(unknown)}; {self.kind} takes: {options}")
+
+    def as_new(self, kind: str) -> Uri:
+        """Return the address with the kind of a store that doesn't exist yet: its scheme's, its suffix's, or `kind`."""
+        chosen = self.kind or SUFFIXES.get(Path(self.path).suffix, kind)
+        return Uri(chosen, self.path, self.options)
 
     def __str__(self) -> str:
         query = "&".join(f"{k}={v}" for k, v in self.options.items())
@@ -266,8 +273,7 @@ def open_writer(uri: str | Uri, info: StoreInfo, *, resume: bool = False, overwr
     a changed plan, and a stage that another process holds.
     """
     address = Uri.parse(uri) if isinstance(uri, str) else uri
-    if not address.kind:
-        address = Uri(info.kind, address.path, address.options)
+    address = address.as_new(info.kind)
     return load(address.kind).open_writer(address, info, resume=resume, overwrite=overwrite, threads=threads)
 
 

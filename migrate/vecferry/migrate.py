@@ -1,0 +1,275 @@
+"""The verb `migrate`: plan, rewrite, verify, measure, publish, in this order and no other."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
+from vecferry.evaluate import evaluate
+from vecferry.gate import Gate, decide
+from vecferry.holdout import Holdout, holdout_of
+from vecferry.kernel import choose_device, cpu_count, kernel
+from vecferry.linear import LinearMap
+from vecferry.plan import Plan, card_of, check_apart, check_payload, check_source, check_space, finished, free_bytes, is_built_in_memory, make_plan
+from vecferry.report import Report
+from vecferry.rewrite import Tally, duplicates, rewrite, sound
+from vecferry.store import Reader, Uri, Writer, open_writer, opened
+from vecferry.verify import verify
+
+BATCH = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Say what a migration would take: rows, bytes on disk with the stage, free bytes, seconds, bytes of memory."""
+
+    rows: int
+    nbytes: int
+    free: int | None
+    seconds: float
+    memory: int
+
+
+def migrate(
+    source: Any,
+    destination: str | Uri,
+    map: LinearMap | str | Path,
+    *,
+    index: str | None = None,
+    gate: str | Gate | None = None,
+    dtype: str = "float32",
+    resume: bool = False,
+    dry_run: bool = False,
+    overwrite: bool = False,
+    batch_size: int = BATCH,
+    threads: int | None = None,
+    device: str = "auto",
+    bad_rows: str = "fail",
+    duplicate_ids: str = "fail",
+    drop_payload: bool = False,
+    payload: str | Path | None = None,
+    allow_lossy: bool = False,
+    seed: int = 0,
+    progress: bool = False,
+) -> Report | Estimate:
+    """Translate every vector of `source` into a new store at `destination`, and publish it if it passes the gate.
+
+    source         a store's address, an open reader, or an in-memory FAISS index
+    map            a map of direction "document", or its folder; its hold-out is what the gate measures with
+    index          a FAISS factory string; None for the source's own structure at the new dimension
+    gate           "agreement@10>=0.35 and ..."; without one the report is made and nothing blocks
+    dtype          how the target stores elements: "float32" or "float16"
+    bad_rows       what to do with NaN, infinite, zero and malformed rows: "fail" or "skip"
+    duplicate_ids  "fail", or "keep-last": of rows with one id only the last is kept
+    payload        a Parquet file for the columns that the target can't hold; `drop_payload` leaves them behind
+
+    Nothing is visible at `destination` before the gate has passed. A stopped run continues with `resume`, to the
+    same bytes. With `dry_run` an Estimate is returned and nothing is written. Raises UsageError, DataError,
+    IncompatibleError before any work where the input or the options can't work, BadRowsError when a bad row is met,
+    and StoppedError when interrupted.
+    """
+    if bad_rows not in ("fail", "skip") or duplicate_ids not in ("fail", "keep-last") or dtype not in ("float32", "float16"):
+        raise UsageError("bad_rows is fail or skip, duplicate_ids is fail or keep-last, dtype is float32 or float16")
+    if batch_size < 1 or (threads is not None and threads < 1):
+        raise UsageError("batch_size and threads must be at least 1")
+    if drop_payload and payload is not None:
+        raise UsageError("--drop-payload and --payload exclude each other")
+    device = choose_device(device)
+    threads = threads or cpu_count()
+    wanted = Gate.parse(gate) if isinstance(gate, str) else gate
+    m = map if isinstance(map, LinearMap) else LinearMap.load(map)
+    card = card_of(m, "document")
+    with opened(source) as reader:
+        if not reader.info.count:
+            raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
+        holdout = _holdout(m, required=wanted is not None)
+        warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
+        keep = "drop" if drop_payload else "keep" if payload is None else "aside"
+        rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}
+        plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, seed=seed, **rules)
+        check_apart(reader.info, plan.destination)
+        if (published := finished(plan)) is not None:
+            note = f"{plan.destination.path} was finished by this very migration before: nothing was done"
+            return Report(facts=_facts(reader, plan) | {"written": published.count}, warnings=(note,))
+        if payload is not None and Path(payload).exists() and not resume:
+            raise UsageError(f"{payload} exists: choose another name for the payload")
+        doubled, drop = duplicates(reader)
+        if doubled and duplicate_ids == "fail":
+            cure = "Mend the source, or keep the last row of each with --duplicates keep-last."
+            raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
+        job = _Job(reader, plan, m, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device, seed)
+        if dry_run:
+            return job.estimate(overwrite=overwrite)
+        with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
+            return job.run(writer, holdout, wanted, warnings, payload, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Hold what all steps of one migration share."""
+
+    reader: Reader
+    plan: Plan
+    m: LinearMap
+    batch_size: int
+    skip: bool
+    drop: NDArray[np.int64]
+    doubled: set[Any]
+    keep: str
+    threads: int
+    device: str
+    seed: int
+
+    def estimate(self, *, overwrite: bool) -> Estimate:
+        """Check the target's structure in a folder elsewhere, time a few batches, and write nothing that stays."""
+        plan, count = self.plan, self.reader.info.count or 0
+        if os.path.lexists(plan.destination.path) and not overwrite:
+            raise UsageError(f"{plan.destination.path} exists: choose another name, or --overwrite to swap it and keep a backup")
+        with tempfile.TemporaryDirectory() as folder:
+            elsewhere = replace(plan.destination, path=str(Path(folder) / "target"))
+            with open_writer(elsewhere, plan.target, threads=self.threads) as writer:
+                check_payload(self.reader.info, plan.target.kind, writer.capabilities, self.keep)
+                writer.abort()
+        started, rows = time.perf_counter(), 0
+        with kernel(self.m, self.device, self.threads) as translate:
+            for batch in self.reader.read(self.batch_size):
+                translate(batch.vectors)
+                rows += len(batch)
+                if rows >= 4 * self.batch_size:
+                    break
+        seconds = (time.perf_counter() - started) * count / rows
+        return Estimate(count, plan.nbytes, free_bytes(plan.destination), seconds, self._memory())
+
+    def _memory(self) -> int:
+        """Estimate peak memory: batches on their way, 8 bytes per id, and an index that FAISS builds in memory."""
+        m, count = self.m, self.reader.info.count or 0
+        batches = 8 * self.batch_size * (m.d_in + m.d_out) * 4
+        built = count * m.d_out * 4 if is_built_in_memory(self.plan.target) else 0
+        return 200 * 2**20 + batches + built + 16 * count
+
+    def run(
+        self, writer: Writer, holdout: Holdout | None, gate: Gate | None, warnings: tuple[str, ...], payload: str | Path | None, progress: bool
+    ) -> Report:
+        """Rewrite, verify, measure and publish; leave nothing but a resumable stage where that doesn't come to its end."""
+        reader, plan = self.reader, self.plan
+        fresh = writer.progress.rows == 0
+        try:
+            check_payload(reader.info, plan.target.kind, writer.capabilities, self.keep)
+            check_space(plan, writer.progress.rows)
+        except UsageError:
+            if fresh:
+                writer.abort()
+            raise
+        clock = [time.perf_counter()]
+        try:
+            with kernel(self.m, self.device, self.threads) as translate:
+                with _bar(reader.info.count, progress) as advance:
+                    tally = rewrite(
+                        reader,
+                        writer,
+                        translate,
+                        batch_size=self.batch_size,
+                        skip=self.skip,
+                        drop=self.drop,
+                        payload=self.keep == "keep",
+                        advance=advance,
+                    )
+                if not tally.written:
+                    raise DataError(f"{reader.info.uri}: none of its {tally.read} rows can be translated")
+                clock.append(time.perf_counter())
+                with writer.staged() as staged:
+                    clock.append(time.perf_counter())
+                    error = verify(reader, staged, tally, translate, seed=self.seed, doubled=self.doubled)
+                    clock.append(time.perf_counter())
+                    evaluation = evaluate(holdout, self.m, staged=staged, gate=gate, seed=self.seed) if holdout else None
+                    info = staged.info
+            clock.append(time.perf_counter())
+            decision = decide(gate, evaluation) if gate and evaluation else None
+            published = decision is None or decision.passed
+            facts = _facts(reader, plan) | {
+                "index": info.index,
+                "parameters": dict(info.parameters),
+                "read": tally.read,
+                "written": tally.written,
+                "skipped": tally.skipped,
+                "skipped_ids": tally.skipped_ids,
+                "verified_error": error,
+                "published": published,
+            }
+            if published:
+                if payload is not None:
+                    _write_payload(self.reader, Path(payload), self.batch_size, self.skip, self.drop)
+                facts["backup"] = writer.commit()
+        except DataError:
+            writer.abort()
+            raise
+        except KeyboardInterrupt:
+            done = f"{writer.progress.rows:,} of {reader.info.count:,} rows are safe in the stage"
+            raise StoppedError(f"stopped; {done}: the same command with --resume continues") from None
+        names = ("rewrite", "build", "verify", "measure")
+        timing = {name: b - a for name, a, b in zip(names, clock, clock[1:], strict=False)}
+        return Report(facts=facts, evaluation=evaluation, decision=decision, warnings=warnings, timing=timing)
+
+
+def _holdout(m: LinearMap, *, required: bool) -> Holdout | None:
+    """Return the map's hold-out; only a gate can't do without one."""
+    try:
+        return holdout_of(m)
+    except UsageError:
+        if required:
+            raise
+        return None
+
+
+def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
+    """Return what a report says of a migration whatever its outcome."""
+    provenance = plan.target.provenance
+    return {
+        "source": reader.info.uri,
+        "destination": str(plan.destination),
+        "source_model": provenance["source_model"],
+        "target_model": provenance["target_model"],
+        "map": provenance["map"],
+        "dimensions": [reader.info.dim, plan.target.dim],
+        "lossy": reader.info.lossy,
+    }
+
+
+def _write_payload(reader: Reader, path: Path, batch_size: int, skip: bool, drop: NDArray[np.int64]) -> None:
+    """Write ids and payload of the rows that were kept, in their order, and publish the file in one step."""
+    fresh = path.with_name(f".{path.name}.tmp")
+    writer = None
+    for batch in sound(reader, batch_size, Tally(), skip=skip, drop=drop):
+        table = batch.payload if batch.payload is not None else pa.table({})
+        table = table.add_column(0, "id", batch.ids) if "id" not in table.column_names else table
+        writer = writer or pq.ParquetWriter(fresh, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(path)
+
+
+@contextmanager
+def _bar(total: int | None, shown: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar of rows on stderr, where that is a terminal and `shown`."""
+    with tqdm(total=total, unit=" rows", unit_scale=True, disable=None if shown else True) as bar:
+
+        def advance(rows: int) -> None:
+            bar.update(rows)
+
+        yield advance
