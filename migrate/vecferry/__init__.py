@@ -1,5 +1,80 @@
-"""Migrate a vector index from one embedding model to another without re-encoding the corpus, and prove it."""
+"""Migrate a vector index from one embedding model to another without re-encoding the corpus, and prove it.
+
+Names are imported when they are first used: applying a saved map loads numpy and safetensors, nothing else.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from vecferry.errors import (
+    BadRowsError,
+    DataError,
+    IncompatibleError,
+    MissingDependencyError,
+    StoppedError,
+    UnsupportedError,
+    UsageError,
+    VecferryError,
+)
+
+if TYPE_CHECKING:
+    from vecferry.checking import check
+    from vecferry.fitting import fit
+    from vecferry.gate import Gate
+    from vecferry.inspection import inspect
+    from vecferry.linear import LinearMap
+    from vecferry.migration import migrate
+    from vecferry.report import Report
+    from vecferry.sampling import sample
+    from vecferry.store import rollback
+    from vecferry.transforming import transform
+
 __version__ = "0.1.0"
+
+_HOME = {
+    "Gate": "gate",
+    "LinearMap": "linear",
+    "Report": "report",
+    "check": "checking",
+    "fit": "fitting",
+    "inspect": "inspection",
+    "migrate": "migration",
+    "rollback": "store",
+    "sample": "sampling",
+    "transform": "transforming",
+}
+
+__all__ = [
+    "BadRowsError",
+    "DataError",
+    "Gate",
+    "IncompatibleError",
+    "LinearMap",
+    "MissingDependencyError",
+    "Report",
+    "StoppedError",
+    "UnsupportedError",
+    "UsageError",
+    "VecferryError",
+    "check",
+    "fit",
+    "inspect",
+    "migrate",
+    "rollback",
+    "sample",
+    "transform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'vecferry' has no attribute {name!r}")
+    value = getattr(import_module(f"vecferry.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -95,12 +95,12 @@ def make_plan(
     m: LinearMap,
     card: Card,
     *,
-    index: str | None,
-    dtype: str,
-    bad_rows: str,
-    duplicates: str,
-    payload: str,
-    seed: int,
+    index: str | None = None,
+    dtype: str = "float32",
+    bad_rows: str = "fail",
+    duplicates: str = "fail",
+    payload: str = "keep",
+    seed: int = 0,
 ) -> Plan:
     """Describe the target and identify the work.
 

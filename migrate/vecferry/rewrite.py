@@ -18,6 +18,7 @@ from vecferry.kernel import Kernel
 from vecferry.store import Reader, Writer
 
 T = TypeVar("T")
+NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 SHOWN = 20
 """Ids of skipped rows that a report names; the others are counted."""
 
@@ -93,10 +94,10 @@ def rewrite(
     translate: Kernel,
     *,
     batch_size: int,
-    skip: bool,
-    drop: NDArray[np.int64],
-    payload: bool,
-    advance: Callable[[int], None],
+    skip: bool = False,
+    drop: NDArray[np.int64] = NOTHING,
+    payload: bool = True,
+    advance: Callable[[int], object] = lambda rows: None,
 ) -> Tally:
     """Stream everything that isn't staged yet through `translate` into `writer`; return the tally of the whole job.
 
@@ -173,9 +174,8 @@ def duplicates(reader: Reader, batch_size: int = 1 << 20) -> tuple[list[Any], ND
 
     Takes 8 bytes of memory per row; stores that number their rows themselves have no duplicates.
     """
-    nothing: tuple[list[Any], NDArray[np.int64]] = ([], np.empty(0, np.int64))
     if reader.info.id_type is None:
-        return nothing
+        return [], NOTHING
     keys = np.empty(reader.info.count or 0, np.uint64)
     n = 0
     for ids in reader.ids(batch_size):
@@ -185,7 +185,7 @@ def duplicates(reader: Reader, batch_size: int = 1 << 20) -> tuple[list[Any], ND
     keys.sort()
     repeated = np.unique(keys[1:][keys[1:] == keys[:-1]])
     if not len(repeated):
-        return nothing
+        return [], NOTHING
     del keys
     last: dict[Any, int] = {}
     doubled: dict[Any, None] = {}

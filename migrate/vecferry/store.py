@@ -6,6 +6,7 @@ An adapter is a module behind the entry point group `vecferry.adapters`. It offe
     def sniff(path: Path) -> bool                   is this file or folder one of mine? By content.
     def open_reader(uri: Uri) -> Reader
     def open_writer(uri: Uri, info: StoreInfo, *, resume: bool, overwrite: bool, threads: int) -> Writer
+    def rollback(uri: Uri) -> str                   swap a store with its backup; return where the newer one is now
 
 and nothing else is asked of it. vecferry's own adapters come in by the same door.
 """
@@ -207,6 +208,9 @@ class Adapter(Protocol):
     def open_writer(self, uri: Uri, info: StoreInfo, *, resume: bool, overwrite: bool, threads: int) -> Writer:
         """Open a new store for writing."""
 
+    def rollback(self, uri: Uri) -> str:
+        """Swap a store with its backup in one atomic step; return where the newer one is now."""
+
 
 def adapters() -> dict[str, EntryPoint]:
     """Return the installed adapters by name; raise UsageError when two distributions claim one name."""
@@ -275,6 +279,16 @@ def open_writer(uri: str | Uri, info: StoreInfo, *, resume: bool = False, overwr
     address = Uri.parse(uri) if isinstance(uri, str) else uri
     address = address.as_new(info.kind)
     return load(address.kind).open_writer(address, info, resume=resume, overwrite=overwrite, threads=threads)
+
+
+def rollback(uri: str | Uri) -> str:
+    """Swap a store that a migration overwrote with its backup; return where the newer one is now.
+
+    The old store was never touched, so this restores it to the bit; no map is inverted. Raises UsageError where there
+    is no backup.
+    """
+    adapter, address = resolve(uri)
+    return adapter.rollback(address)
 
 
 def find(reader: Reader, ids: pa.Array, batch_size: int = 1 << 20) -> NDArray[np.int64]:

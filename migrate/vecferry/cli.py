@@ -1,0 +1,220 @@
+"""The command line: one thin function for each verb of the Python API."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+import vecferry
+from vecferry.errors import DataError, StoppedError, VecferryError
+
+F = TypeVar("F", bound=Callable[..., Any])
+CRASHED = 70
+
+
+class Group(click.Group):
+    """Turn the library's errors into messages and exit codes, in one place."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; SIGTERM stops it as Ctrl-C does."""
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, stop)
+        try:
+            return super().invoke(ctx)
+        except VecferryError as error:
+            fail(str(error), error.exit_code)
+        except KeyboardInterrupt:
+            fail("stopped; nothing was written", StoppedError.exit_code)
+        except OSError as error:
+            fail(str(error), DataError.exit_code)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:  # not 1: that would read as a failed gate
+            traceback.print_exc()
+            fail("this is a bug in vecferry: please report it with the lines above", CRASHED)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def fail(message: str, code: int) -> None:
+    """Print an error and exit with its code."""
+    click.echo(f"vecferry: {message}", err=True)
+    sys.exit(code)
+
+
+def show(result: Any, as_json: bool) -> None:
+    """Print a result: for people, or as JSON alone on stdout."""
+    click.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False) if as_json else result.table())
+
+
+def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
+    """Join option decorators into one that commands share."""
+
+    def apply(function: F) -> F:
+        for decorate in reversed(decorators):
+            function = decorate(function)
+        return function
+
+    return apply
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
+seed = click.option("--seed", default=0, show_default=True, help="Seed of every random choice.")
+bad_rows = click.option(
+    "--bad-rows",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What to do with NaN, infinite, zero and malformed rows.",
+)
+allow_lossy = click.option("--allow-lossy", is_flag=True, help="Accept a source of quantised codes.")
+qrels = click.option("--qrels", type=click.Path(path_type=Path), help="Relevance labels: TREC format or three columns.")
+queries = options(
+    click.option("--queries", help="Store of query vectors by the new model."),
+    click.option("--source-queries", help="Store of the same queries by the old model, for the status quo."),
+    qrels,
+)
+gate = click.option("--gate", help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'.")
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(vecferry.__version__, prog_name="vecferry")
+def cli() -> None:
+    """Migrate a vector index to another embedding model without re-encoding the corpus, and prove it.
+
+    Exit codes: 0 done or passed, 1 gate failed, 2 usage, 3 bad input data, 4 incompatible map, direction or space,
+    5 stopped and resumable, 70 a bug in vecferry.
+    """
+
+
+@cli.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("vecferry-demo"), show_default=True, help="New folder for the results.")
+@as_json
+def demo(out: Path, as_json: bool) -> None:
+    """Run the whole job on the real data inside the package: 4,500 texts, two encoders."""
+    from vecferry.demo import demo as run
+
+    run(out, as_json=as_json)
+
+
+@cli.command()
+@click.argument("source")
+@click.option("--scan", is_flag=True, help="Read all rows: bad rows and ids that occur more than once.")
+@as_json
+@seed
+def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
+    """Describe a store: kind, rows, dimension, metric, structure, ids, payload, norms, spectrum."""
+    show(vecferry.inspect(source, scan=scan, seed=seed), as_json)
+
+
+@cli.command()
+@click.argument("source")
+@click.option("-n", "size", default=5000, show_default=True, help="Documents to draw.")
+@click.option("--strategy", type=click.Choice(["random", "spread"]), default="random", show_default=True, help="How to draw the rows to fit on.")
+@qrels
+@seed
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Parquet file for ids, payload and role.")
+def sample(source: str, size: int, strategy: str, qrels: Path | None, seed: int, output: Path) -> None:
+    """Draw the documents to encode with the new model: some to fit on, some held out."""
+    drawn = vecferry.sample(source, size, strategy=strategy, qrels=qrels, seed=seed, output=output)
+    click.echo(drawn.table())
+    click.echo(f"next: encode these texts with the new model, then: vecferry fit --source {source} --target VECTORS -o MAP", err=True)
+
+
+@cli.command()
+@click.option("--source", required=True, help="The index: a store of the old model's vectors.")
+@click.option("--target", required=True, help="A store of the new model's vectors for some of the same ids.")
+@queries
+@click.option("--sample", type=click.Path(path_type=Path), help="The file that `vecferry sample` wrote: which rows are held out.")
+@click.option("--solver", type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]), default="ridge", show_default=True, help="How to fit.")
+@click.option("--metric", type=click.Choice(["cosine", "ip", "l2"]), help="How the target space ranks; cosine if its norms agree.")
+@click.option("--source-model", help="Name of the old model.")
+@click.option("--target-model", help="Name of the new model.")
+@click.option("--source-prompt", help="Prompt that the old model's documents were encoded with.")
+@click.option("--target-prompt", help="Prompt that the new model's documents were encoded with.")
+@bad_rows
+@allow_lossy
+@seed
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder for the map.")
+def fit(output: Path, **arguments: Any) -> None:
+    """Learn the map from the paired sample, and hold out what the gate will measure with."""
+    if output.exists():
+        raise vecferry.UsageError(f"{output} exists: choose another name for the map, or delete it first")
+    m = vecferry.fit(**arguments)
+    m.save(output)
+    click.echo((output / "README.md").read_text(encoding="utf-8").rstrip())
+    click.echo(f"next: vecferry migrate {arguments['source']} NEW_INDEX --map {output} --dry-run", err=True)
+
+
+@cli.command()
+@click.argument("source")
+@click.argument("destination")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
+@click.option("--index", help="FAISS factory string of the target; the source's own structure by default.")
+@gate
+@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True, help="How the target stores elements.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished migration.")
+@click.option("--dry-run", is_flag=True, help="Say what it would take, and write nothing.")
+@click.option("--overwrite", is_flag=True, help="Swap with an existing target, kept as DST.bak.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=8192, show_default=True, help="Rows at a time.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads; all cores by default.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to multiply.")
+@bad_rows
+@click.option("--duplicates", "duplicate_ids", type=click.Choice(["fail", "keep-last"]), default="fail", show_default=True, help="What to do with ids that occur more than once.")
+@click.option("--drop-payload", is_flag=True, help="Leave behind the columns that the target can't hold.")
+@click.option("--payload", type=click.Path(path_type=Path), help="Parquet file for the columns that the target can't hold.")
+@allow_lossy
+@seed
+@as_json
+def migrate(source: str, destination: str, map_folder: Path, as_json: bool, **arguments: Any) -> None:
+    """Translate every vector of SOURCE into a new store at DESTINATION, published when it passes the gate."""
+    result = vecferry.migrate(source, destination, map_folder, progress=True, **arguments)
+    show(result, as_json)
+    if isinstance(result, vecferry.Report):
+        click.echo(f"next: {result.next_step()}", err=True)
+        sys.exit(result.exit_code)
+
+
+@cli.command()
+@click.argument("destination")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), help="The map's folder: measure on its hold-out.")
+@click.option("--truth", help="Store of the whole corpus encoded by the new model: measure at full size.")
+@queries
+@gate
+@seed
+@as_json
+def check(destination: str, map_folder: Path | None, as_json: bool, **arguments: Any) -> None:
+    """Measure an index against true re-embedding, and apply the gate."""
+    report = vecferry.check(destination, map=map_folder, **arguments)
+    show(report, as_json)
+    sys.exit(report.exit_code)
+
+
+@cli.command()
+@click.argument("vectors")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
+@click.option("-o", "--output", required=True, help="Address of the new store.")
+def transform(vectors: str, map_folder: Path, output: str) -> None:
+    """Map the vectors of a store, such as queries, into a new store."""
+    from vecferry.transforming import transform_store
+
+    rows = transform_store(vectors, map_folder, output)
+    click.echo(f"{rows:,} vectors written to {output}", err=True)
+
+
+@cli.command()
+@click.argument("destination")
+def rollback(destination: str) -> None:
+    """Swap a migrated index with the one it replaced (DST.bak)."""
+    click.echo(f"{destination} is the old index again; the new one is {vecferry.rollback(destination)}")
