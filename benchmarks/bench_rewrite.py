@@ -47,12 +47,18 @@ def make_source(kind: str, path: Path, rows: int) -> None:
                 file.write(rng.standard_normal((min(BATCH, rows - start), D_IN), dtype=np.float32).tobytes())
         return
     schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("emb", pa.list_(pa.float32(), D_IN))])
-    with pq.ParquetWriter(path, schema, use_dictionary=["text"], compression={"emb": "NONE", "id": "ZSTD", "text": "ZSTD"}) as writer:
+    with pq.ParquetWriter(
+        path, schema, use_dictionary=["text"], compression={"emb": "NONE", "id": "ZSTD", "text": "ZSTD"}
+    ) as writer:
         for start in range(0, rows, 25_000):
             n = min(25_000, rows - start)
             x = rng.standard_normal((n, D_IN), dtype=np.float32)
             ids = np.arange(start, start + n)
-            columns = [pa.array(ids), pa.array([f"text of document {i}" for i in ids]), pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), D_IN)]
+            columns = [
+                pa.array(ids),
+                pa.array([f"text of document {i}" for i in ids]),
+                pa.FixedSizeListArray.from_arrays(pa.array(x.reshape(-1)), D_IN),
+            ]
             writer.write_table(pa.table(columns, schema=schema))
 
 
@@ -87,7 +93,11 @@ def bare(kind: str, source: Path, target: Path, rows: int) -> dict[str, float]:
 
         started = time.perf_counter()
         schema = pa.schema([("id", pa.int64()), ("text", pa.string()), ("emb", pa.list_(pa.float32(), D_OUT))])
-        how = {"use_dictionary": ["text"], "compression": {"emb": "NONE", "id": "ZSTD", "text": "ZSTD"}, "write_statistics": ["id"]}
+        how = {
+            "use_dictionary": ["text"],
+            "compression": {"emb": "NONE", "id": "ZSTD", "text": "ZSTD"},
+            "write_statistics": ["id"],
+        }
         with pq.ParquetWriter(target, schema, **how) as writer:
             for batch in pq.ParquetFile(source).iter_batches(BATCH):
                 x = batch.column("emb").flatten().to_numpy().reshape(-1, D_IN)
@@ -139,7 +149,9 @@ def main() -> None:
         child(which, kind, source, target, int(rows))
         return
     table = []
-    print(f"{'store':8} {'rows':>9} {'bare rows/s':>12} {'ours rows/s':>12} {'ratio':>6} {'verify s':>9} {'bare MB':>8} {'ours MB':>8}")
+    print(
+        f"{'store':8} {'rows':>9} {'bare rows/s':>12} {'ours rows/s':>12} {'ratio':>6} {'verify s':>9} {'bare MB':>8} {'ours MB':>8}"
+    )
     for kind in args.kinds:
         for rows in args.rows:
             with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -147,7 +159,12 @@ def main() -> None:
                 make_source(kind, source, rows)
                 pairs = []
                 for _ in range(args.repeats):
-                    pairs.append([run(which, kind, source, Path(folder) / f"{which}.{source.suffix[1:]}", rows) for which in ("bare", "ours")])
+                    pairs.append(
+                        [
+                            run(which, kind, source, Path(folder) / f"{which}.{source.suffix[1:]}", rows)
+                            for which in ("bare", "ours")
+                        ]
+                    )
             middle = {
                 "bare_rows_per_s": statistics.median(rows / b["seconds"] for b, _ in pairs),
                 "ours_rows_per_s": statistics.median(rows / o["seconds"] for _, o in pairs),
@@ -165,7 +182,14 @@ def main() -> None:
                 f"{r['verify_s']:>9.2f} {r['bare_peak_rss_mb']:>8.0f} {r['ours_peak_rss_mb']:>8.0f}",
                 flush=True,
             )
-    parameters = {"d_in": D_IN, "d_out": D_OUT, "batch": BATCH, "repeats": args.repeats, "cores": os.cpu_count(), "python": platform.python_version()}
+    parameters = {
+        "d_in": D_IN,
+        "d_out": D_OUT,
+        "batch": BATCH,
+        "repeats": args.repeats,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({"parameters": parameters, "results": table}, indent=2) + "\n")
 

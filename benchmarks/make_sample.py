@@ -35,7 +35,12 @@ def write(table: pa.Table, path: Path) -> None:
     split = [f"{name}.list.element" for name in MODELS]
     plain = [c for c in table.column_names if c not in MODELS]
     pq.write_table(
-        table, path, compression="zstd", compression_level=19, use_dictionary=plain, use_byte_stream_split=split,
+        table,
+        path,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=plain,
+        use_byte_stream_split=split,
         write_statistics=False,
     )
 

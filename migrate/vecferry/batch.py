@@ -59,6 +59,14 @@ def concat(batches: Iterable[VectorBatch]) -> VectorBatch:
     )
 
 
+def faulty(vectors: Floats) -> NDArray[np.bool_]:
+    """Mark rows that can't be translated: NaN or infinite elements, a length of zero or beyond float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+    bad: NDArray[np.bool_] = ~(np.isfinite(squares) & (squares > 0))
+    return bad
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble 64-bit integers one to one (the finaliser of splitmix64)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)

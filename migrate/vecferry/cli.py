@@ -99,7 +99,13 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("vecferry-demo"), show_default=True, help="New folder for the results.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("vecferry-demo"),
+    show_default=True,
+    help="New folder for the results.",
+)
 @as_json
 def demo(out: Path, as_json: bool) -> None:
     """Run the whole job on the real data inside the package: 4,500 texts, two encoders."""
@@ -121,24 +127,45 @@ def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
 @cli.command()
 @click.argument("source")
 @click.option("-n", "size", default=5000, show_default=True, help="Documents to draw.")
-@click.option("--strategy", type=click.Choice(["random", "spread"]), default="random", show_default=True, help="How to draw the rows to fit on.")
+@click.option(
+    "--strategy",
+    type=click.Choice(["random", "spread"]),
+    default="random",
+    show_default=True,
+    help="How to draw the rows to fit on.",
+)
 @qrels
 @seed
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="Parquet file for ids, payload and role.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), required=True, help="Parquet file for ids, payload and role."
+)
 def sample(source: str, size: int, strategy: str, qrels: Path | None, seed: int, output: Path) -> None:
     """Draw the documents to encode with the new model: some to fit on, some held out."""
     drawn = vecferry.sample(source, size, strategy=strategy, qrels=qrels, seed=seed, output=output)
     click.echo(drawn.table())
-    click.echo(f"next: encode these texts with the new model, then: vecferry fit --source {source} --target VECTORS -o MAP", err=True)
+    click.echo(
+        f"next: encode these texts with the new model, then: vecferry fit --source {source} --target VECTORS -o MAP",
+        err=True,
+    )
 
 
 @cli.command()
 @click.option("--source", required=True, help="The index: a store of the old model's vectors.")
 @click.option("--target", required=True, help="A store of the new model's vectors for some of the same ids.")
 @queries
-@click.option("--sample", type=click.Path(path_type=Path), help="The file that `vecferry sample` wrote: which rows are held out.")
-@click.option("--solver", type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]), default="ridge", show_default=True, help="How to fit.")
-@click.option("--metric", type=click.Choice(["cosine", "ip", "l2"]), help="How the target space ranks; cosine if its norms agree.")
+@click.option(
+    "--sample", type=click.Path(path_type=Path), help="The file that `vecferry sample` wrote: which rows are held out."
+)
+@click.option(
+    "--solver",
+    type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]),
+    default="ridge",
+    show_default=True,
+    help="How to fit.",
+)
+@click.option(
+    "--metric", type=click.Choice(["cosine", "ip", "l2"]), help="How the target space ranks; cosine if its norms agree."
+)
 @click.option("--source-model", help="Name of the old model.")
 @click.option("--target-model", help="Name of the new model.")
 @click.option("--source-prompt", help="Prompt that the old model's documents were encoded with.")
@@ -163,17 +190,34 @@ def fit(output: Path, **arguments: Any) -> None:
 @click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
 @click.option("--index", help="FAISS factory string of the target; the source's own structure by default.")
 @gate
-@click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True, help="How the target stores elements.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16"]),
+    default="float32",
+    show_default=True,
+    help="How the target stores elements.",
+)
 @click.option("--resume", is_flag=True, help="Continue an unfinished migration.")
 @click.option("--dry-run", is_flag=True, help="Say what it would take, and write nothing.")
 @click.option("--overwrite", is_flag=True, help="Swap with an existing target, kept as DST.bak.")
 @click.option("--batch-size", type=click.IntRange(min=1), default=8192, show_default=True, help="Rows at a time.")
 @click.option("--threads", type=click.IntRange(min=1), help="Threads; all cores by default.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to multiply.")
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to multiply."
+)
 @bad_rows
-@click.option("--duplicates", "duplicate_ids", type=click.Choice(["fail", "keep-last"]), default="fail", show_default=True, help="What to do with ids that occur more than once.")
+@click.option(
+    "--duplicates",
+    "duplicate_ids",
+    type=click.Choice(["fail", "keep-last"]),
+    default="fail",
+    show_default=True,
+    help="What to do with ids that occur more than once.",
+)
 @click.option("--drop-payload", is_flag=True, help="Leave behind the columns that the target can't hold.")
-@click.option("--payload", type=click.Path(path_type=Path), help="Parquet file for the columns that the target can't hold.")
+@click.option(
+    "--payload", type=click.Path(path_type=Path), help="Parquet file for the columns that the target can't hold."
+)
 @allow_lossy
 @seed
 @as_json

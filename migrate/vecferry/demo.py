@@ -26,7 +26,18 @@ def write_store(uri: str, ids: pa.Array, vectors: pa.ChunkedArray, space: str, p
     """Write one side of the sample as a store of its own."""
     x = vectors.combine_chunks().flatten().to_numpy().reshape(len(vectors), -1).astype(np.float32)
     schema = None if payload is None else payload.schema
-    info = StoreInfo("", uri, len(x), x.shape[1], metric="ip", id_type=ids.type, payload=schema, space=space, index="Flat", provenance={"plan": uri})
+    info = StoreInfo(
+        "",
+        uri,
+        len(x),
+        x.shape[1],
+        metric="ip",
+        id_type=ids.type,
+        payload=schema,
+        space=space,
+        index="Flat",
+        provenance={"plan": uri},
+    )
     with open_writer(uri, info) as writer:
         writer.write(VectorBatch(ids, np.ascontiguousarray(x), payload))
         with writer.staged():
@@ -77,7 +88,9 @@ def demo(out: Path, *, as_json: bool = False) -> None:
     report = vecferry.migrate(str(old), str(new), out / "map", gate=GATE)
     assert isinstance(report, vecferry.Report)
     full = vecferry.check(str(new), map=out / "map", truth=truth)
-    (out / "report.json").write_text(json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "report.json").write_text(
+        json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     say(f"{new}: translated, verified, gated and published\n")
     click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.table())
     say(f"\nThe same index against all {len(ids):,} texts encoded by {NEW} (--truth):\n\n{full.table()}")

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vecferry.rewrite import duplicates, faulty
+from vecferry.batch import faulty
+from vecferry.rewrite import duplicates
 from vecferry.store import StoreInfo, opened
 
 SAMPLE = 2000
@@ -79,7 +80,10 @@ class Inspection:
             note = f" (sample of {s.rows:,} rows)"
             rows += [
                 ("norms", f"min {s.norm_min:.4g}, mean {s.norm_mean:.4g}, max {s.norm_max:.4g}{note}"),
-                ("mean vector", f"norm {s.mean_vector_norm:.3f} of unit rows: 0 is isotropic, 1 is one direction{note}"),
+                (
+                    "mean vector",
+                    f"norm {s.mean_vector_norm:.3f} of unit rows: 0 is isotropic, 1 is one direction{note}",
+                ),
                 ("spectrum", f"90 % of the variance in {s.dims_90} directions, 99 % in {s.dims_99}{note}"),
             ]
         if (a := self.scanned) is not None:
@@ -111,7 +115,8 @@ def inspect(source: Any, *, scan: bool = False, seed: int = 0) -> Inspection:
             sampled = _describe(reader.take(pa.concat_arrays(parts).unique()).vectors)
         scanned = None
         if scan:
-            rows, bad, names = 0, 0, []
+            rows, bad = 0, 0
+            names: list[Any] = []
             for batch in reader.read(8192):
                 faults = np.flatnonzero(faulty(batch.vectors))
                 rows, bad = rows + len(batch), bad + len(faults)

@@ -23,7 +23,18 @@ from vecferry.gate import Gate, decide
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
 from vecferry.linear import LinearMap
-from vecferry.plan import Plan, card_of, check_apart, check_payload, check_source, check_space, finished, free_bytes, is_built_in_memory, make_plan
+from vecferry.plan import (
+    Plan,
+    card_of,
+    check_apart,
+    check_payload,
+    check_source,
+    check_space,
+    finished,
+    free_bytes,
+    is_built_in_memory,
+    make_plan,
+)
 from vecferry.report import Report
 from vecferry.rewrite import Tally, duplicates, rewrite, sound
 from vecferry.store import Reader, Uri, Writer, open_writer, opened
@@ -81,7 +92,11 @@ def migrate(
     IncompatibleError before any work where the input or the options can't work, BadRowsError when a bad row is met,
     and StoppedError when interrupted.
     """
-    if bad_rows not in ("fail", "skip") or duplicate_ids not in ("fail", "keep-last") or dtype not in ("float32", "float16"):
+    if (
+        bad_rows not in ("fail", "skip")
+        or duplicate_ids not in ("fail", "keep-last")
+        or dtype not in ("float32", "float16")
+    ):
         raise UsageError("bad_rows is fail or skip, duplicate_ids is fail or keep-last, dtype is float32 or float16")
     if batch_size < 1 or (threads is not None and threads < 1):
         raise UsageError("batch_size and threads must be at least 1")
@@ -137,7 +152,9 @@ class _Job:
         """Check the target's structure in a folder elsewhere, time a few batches, and write nothing that stays."""
         plan, count = self.plan, self.reader.info.count or 0
         if os.path.lexists(plan.destination.path) and not overwrite:
-            raise UsageError(f"{plan.destination.path} exists: choose another name, or --overwrite to swap it and keep a backup")
+            raise UsageError(
+                f"{plan.destination.path} exists: choose another name, or --overwrite to swap it and keep a backup"
+            )
         with tempfile.TemporaryDirectory() as folder:
             elsewhere = replace(plan.destination, path=str(Path(folder) / "target"))
             with open_writer(elsewhere, plan.target, threads=self.threads) as writer:
@@ -161,9 +178,15 @@ class _Job:
         return 200 * 2**20 + batches + built + 16 * count
 
     def run(
-        self, writer: Writer, holdout: Holdout | None, gate: Gate | None, warnings: tuple[str, ...], payload: str | Path | None, progress: bool
+        self,
+        writer: Writer,
+        holdout: Holdout | None,
+        gate: Gate | None,
+        warnings: tuple[str, ...],
+        payload: str | Path | None,
+        progress: bool,
     ) -> Report:
-        """Rewrite, verify, measure and publish; leave nothing but a resumable stage where that doesn't come to its end."""
+        """Rewrite, verify, measure, publish; where that stops early, leave only a stage that can be resumed."""
         reader, plan = self.reader, self.plan
         fresh = writer.progress.rows == 0
         try:
@@ -194,7 +217,9 @@ class _Job:
                     clock.append(time.perf_counter())
                     error = verify(reader, staged, tally, translate, seed=self.seed, doubled=self.doubled)
                     clock.append(time.perf_counter())
-                    evaluation = evaluate(holdout, self.m, staged=staged, gate=gate, seed=self.seed) if holdout else None
+                    evaluation = (
+                        evaluate(holdout, self.m, staged=staged, gate=gate, seed=self.seed) if holdout else None
+                    )
                     info = staged.info
             clock.append(time.perf_counter())
             decision = decide(gate, evaluation) if gate and evaluation else None
@@ -213,13 +238,14 @@ class _Job:
                 if payload is not None:
                     _write_payload(self.reader, Path(payload), self.batch_size, self.skip, self.drop)
                 facts["backup"] = writer.commit()
+            clock.append(time.perf_counter())
         except DataError:
             writer.abort()
             raise
         except KeyboardInterrupt:
             done = f"{writer.progress.rows:,} of {reader.info.count:,} rows are safe in the stage"
             raise StoppedError(f"stopped; {done}: the same command with --resume continues") from None
-        names = ("rewrite", "build", "verify", "measure")
+        names = ("rewrite", "build", "verify", "measure", "publish")
         timing = {name: b - a for name, a, b in zip(names, clock, clock[1:], strict=False)}
         return Report(facts=facts, evaluation=evaluation, decision=decision, warnings=warnings, timing=timing)
 

@@ -49,7 +49,9 @@ def card_of(m: LinearMap, direction: str) -> Card:
     return m.card
 
 
-def check_source(source: Reader, m: LinearMap, card: Card, holdout: Holdout | None, *, allow_lossy: bool) -> tuple[str, ...]:
+def check_source(
+    source: Reader, m: LinearMap, card: Card, holdout: Holdout | None, *, allow_lossy: bool
+) -> tuple[str, ...]:
     """Refuse a source that the map isn't for; return warnings about one that may not be.
 
     Names and dimensions are no proof (two models may share both), so the rows that were held out of the fit are
@@ -57,32 +59,42 @@ def check_source(source: Reader, m: LinearMap, card: Card, holdout: Holdout | No
     """
     info = source.info
     if info.dim != m.d_in:
-        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}: use a map fitted on it")
+        raise IncompatibleError(
+            f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}: use a map fitted on it"
+        )
     if info.space is not None and info.space == card.space:
-        raise IncompatibleError(f"{info.uri} is in the space {card.space!r} already, where the map leads: nothing to migrate")
+        raise IncompatibleError(
+            f"{info.uri} is in the space {card.space!r} already, where the map leads: nothing to migrate"
+        )
     if info.space is not None and card.source.space is not None and info.space != card.source.space:
-        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, the map was fitted on {card.source.space!r}")
+        raise IncompatibleError(
+            f"{info.uri} is in the space {info.space!r}, the map was fitted on {card.source.space!r}"
+        )
     if info.lossy and not allow_lossy:
         raise UsageError(
-            f"{info.uri} holds quantised codes ({info.index or info.dtype}), so what is translated is not what was encoded: "
-            "use the exact vectors if you have them, or accept the loss with --allow-lossy"
+            f"{info.uri} holds quantised codes ({info.index or info.dtype}), so what is translated is not what was "
+            "encoded: use the exact vectors if you have them, or accept the loss with --allow-lossy"
         )
     if holdout is None or not len(holdout.ids):
         return ()
     try:
         ids = holdout.ids.slice(0, PROBED).cast(info.id_type or pa.int64())
     except pa.ArrowInvalid:
-        raise IncompatibleError(f"{info.uri} has ids of type {info.id_type or 'int64'}, the map was fitted on {holdout.ids.type}") from None
+        raise IncompatibleError(
+            f"{info.uri} has ids of type {info.id_type or 'int64'}, the map was fitted on {holdout.ids.type}"
+        ) from None
     known = np.flatnonzero(find(source, ids) >= 0)
     if not len(known):
-        return (f"{info.uri}: none of {len(ids)} held-out ids of the map is in it, so nothing shows that the map is for it",)
+        return (
+            f"{info.uri}: none of {len(ids)} held-out ids of the map is in it, so nothing shows that the map is for it",
+        )
     here = source.take(ids.take(pa.array(known))).vectors
     then = holdout.source[:PROBED][known]
     apart = np.linalg.norm(here - then, axis=1) > 1e-2 * np.linalg.norm(then, axis=1)
     if apart.mean() > 0.5:
         raise IncompatibleError(
-            f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have other vectors than when the map was fitted: "
-            "it belongs to another store, or its source and target were swapped"
+            f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have other vectors than when the map was "
+            "fitted: it belongs to another store, or its source and target were swapped"
         )
     if apart.any():
         return (f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have changed since the map was fitted",)
@@ -146,7 +158,9 @@ def make_plan(
     rows = info.count or 0
     width = 2 if dtype == "float16" else 4
     vectors = rows * (m.d_out * width + (0 if target.id_type is None else 8))
-    others = max(0, info.nbytes - rows * info.dim * np.dtype(info.dtype if info.dtype.startswith("float") else "uint8").itemsize)
+    others = max(
+        0, info.nbytes - rows * info.dim * np.dtype(info.dtype if info.dtype.startswith("float") else "uint8").itemsize
+    )
     # a structure that FAISS builds in memory is written from a stage of raw vectors that stands beside it
     staged = vectors if is_built_in_memory(target) else 0
     nbytes = vectors + staged + (others if target.payload is not None else 0)
@@ -178,7 +192,9 @@ def check_apart(source: StoreInfo, destination: Uri) -> None:
     if not origin.exists():
         return
     if (target.exists() and origin.samefile(target)) or target.resolve() == origin.resolve():
-        raise UsageError(f"{destination.path} is the source itself: a live index is never overwritten, name a new target")
+        raise UsageError(
+            f"{destination.path} is the source itself: a live index is never overwritten, name a new target"
+        )
     if origin.is_dir() and origin.resolve() in target.resolve().parents:
         raise UsageError(f"{destination.path} lies inside the source {origin}: name a target outside it")
 
@@ -220,7 +236,6 @@ def check_payload(source: StoreInfo, kind: str, capabilities: Capabilities, payl
     if source.payload is not None and len(source.payload) and payload == "keep" and not capabilities.payload:
         names = ", ".join(source.payload.names)
         raise UnsupportedError(
-            f"a {kind} store can't hold the payload columns {names}: leave them behind with --drop-payload, or write them "
-            "to a file of their own with --payload OUT.parquet"
+            f"a {kind} store can't hold the payload columns {names}: leave them behind with --drop-payload, "
+            "or write them to a file of their own with --payload OUT.parquet"
         )
-

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from vecferry.batch import IdDigest, VectorBatch, id_keys
+from vecferry.batch import IdDigest, VectorBatch, faulty, id_keys
 from vecferry.errors import BadRowsError
 from vecferry.kernel import Kernel
 from vecferry.store import Reader, Writer
@@ -53,14 +53,9 @@ class Tally:
         return cls(**(cursor | {"digest": IdDigest(*cursor["digest"]), "skipped_ids": list(cursor["skipped_ids"])}))
 
 
-def faulty(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Mark rows that can't be translated: NaN or infinite elements, or all zeros."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", vectors, vectors)
-    return ~(np.isfinite(squares) & (squares > 0))
-
-
-def sound(reader: Reader, batch_size: int, tally: Tally, *, skip: bool, drop: NDArray[np.int64]) -> Iterator[VectorBatch]:
+def sound(
+    reader: Reader, batch_size: int, tally: Tally, *, skip: bool, drop: NDArray[np.int64]
+) -> Iterator[VectorBatch]:
     """Yield the source's batches behind `tally`, without the rows at positions `drop` and without bad rows.
 
     Each batch's cursor is the tally at its end. Raises BadRowsError at the first batch with bad rows unless `skip`.

@@ -141,7 +141,9 @@ class Reader(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,9 @@ class Writer(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
 
 
 class Adapter(Protocol):
@@ -269,7 +273,9 @@ def open_reader(uri: str | Uri | Reader | Any) -> Reader:
     raise UsageError(f"{type(uri).__name__} is neither a store's address nor an index that an adapter takes")
 
 
-def open_writer(uri: str | Uri, info: StoreInfo, *, resume: bool = False, overwrite: bool = False, threads: int = 1) -> Writer:
+def open_writer(
+    uri: str | Uri, info: StoreInfo, *, resume: bool = False, overwrite: bool = False, threads: int = 1
+) -> Writer:
     """Open a new store for writing, in the kind that the address or else `info.kind` names.
 
     `info.provenance["plan"]` identifies the work: an unfinished stage is continued with `resume` only if its plan
@@ -304,7 +310,9 @@ def require_all(reader_uri: str, ids: pa.Array, places: NDArray[np.int64]) -> No
     missing = np.flatnonzero(places < 0)
     if len(missing):
         names = ids.take(pa.array(missing)).to_pylist()
-        raise BadRowsError(reader_uri, f"of {len(ids)} ids are not in this store", names, "Check that both sides use the same ids.")
+        raise BadRowsError(
+            reader_uri, f"of {len(ids)} ids are not in this store", names, "Check that both sides use the same ids."
+        )
 
 
 @contextlib.contextmanager

@@ -41,7 +41,10 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
             raise UsageError("the map has no card: give it one with with_card()")
         plan = make_plan(reader, output, m, m.card)
         threads = cpu_count()
-        with open_writer(plan.destination, plan.target, threads=threads) as writer, kernel(m, threads=threads) as translate:
+        with (
+            open_writer(plan.destination, plan.target, threads=threads) as writer,
+            kernel(m, threads=threads) as translate,
+        ):
             try:
                 check_payload(reader.info, plan.target.kind, writer.capabilities, "keep")
                 tally = rewrite(reader, writer, translate, batch_size=8192)
