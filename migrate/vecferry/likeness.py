@@ -116,7 +116,7 @@ def _nearest(x: Floats) -> NDArray[np.int64]:
 
 def _spectrum(x: Floats) -> NDArray[np.float64]:
     """Return the eigenvalues of the covariance as shares of their sum."""
-    values = np.linalg.svd((x - x.mean(axis=0)).astype(np.float64), compute_uv=False) ** 2
-    shares = np.zeros(x.shape[1])
-    shares[: len(values)] = values / (values.sum() or 1)
-    return shares
+    centred = (x - x.mean(axis=0)).astype(np.float64)
+    small = centred @ centred.T if len(x) < x.shape[1] else centred.T @ centred  # the same eigenvalues but zeros
+    values = np.linalg.eigvalsh(small)[::-1].clip(0)
+    return values / (values.sum() or 1)

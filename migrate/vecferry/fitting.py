@@ -1,0 +1,276 @@
+"""The verb `fit`: from a paired sample to a map with its card and its hold-out."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+import vecferry
+from vecferry.batch import Floats
+from vecferry.errors import IncompatibleError, UsageError
+from vecferry.holdout import Holdout
+from vecferry.likeness import measure_likeness
+from vecferry.linear import Card, LinearMap, Side, normalize
+from vecferry.mapfile import seal
+from vecferry.pairs import BadRows, join, read_queries, with_roles
+from vecferry.qrels import read_qrels
+from vecferry.solvers import SOLVERS
+from vecferry.split import split
+from vecferry.store import Reader, StoreInfo, Uri, opened
+
+Metric = Literal["cosine", "ip", "l2"]
+METRICS: tuple[Metric, ...] = ("cosine", "ip", "l2")
+AGREE = 0.01
+"""Norms whose largest is at most this part above the smallest are one length."""
+NO_BETTER = 0.98
+"""Held-out error, as a part of the mean vector's, from which a map is said to have learned next to nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Norms:
+    """Hold the smallest, the median and the largest norm of some vectors."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, x: Floats) -> Norms:
+        """Measure the norms of rows."""
+        norms = np.linalg.norm(x, axis=1).astype(np.float64)
+        return cls(*(float(f"{v:.6g}") for v in (norms.min(), np.median(norms), norms.max())))
+
+    @property
+    def agree(self) -> bool:
+        """Whether they are one length."""
+        return self.high <= self.low * (1 + AGREE)
+
+    def __str__(self) -> str:
+        return f"from {self.low:.4g} to {self.high:.4g}, median {self.median:.4g}"
+
+
+def fit(
+    source: Any,
+    target: Any,
+    *,
+    queries: Any = None,
+    source_queries: Any = None,
+    qrels: str | Path | None = None,
+    sample: str | Path | None = None,
+    solver: str = "ridge",
+    metric: Metric | None = None,
+    source_model: str | None = None,
+    target_model: str | None = None,
+    source_prompt: str | None = None,
+    target_prompt: str | None = None,
+    seed: int = 0,
+    bad_rows: Literal["fail", "skip"] = "fail",
+    allow_lossy: bool = False,
+) -> LinearMap:
+    """Learn the map from the index `source` to the new model's space from `target`, its vectors of some documents.
+
+    The map's card records what it is for and everything suspicious (`card.warnings`); its hold-out is what a gate
+    measures with. `sample` is the file of `vecferry sample`, needed where `target` has no `role` column to say what
+    is held out. Raises UsageError for options that can't be right, IncompatibleError when a store is in another
+    space or dimension than it should be, BadRowsError for rows that don't fit together unless `bad_rows="skip"`,
+    and DataError when too little is left.
+    """
+    _check_options(solver, metric, bad_rows, queries, source_queries, qrels, sample)
+    labels = None if qrels is None else read_qrels(qrels)
+    bad = BadRows(skip=bad_rows == "skip")
+    with ExitStack() as stack:
+        old, new = (stack.enter_context(opened(store)) for store in (source, target))
+        asked, asked_old = (
+            None if store is None else stack.enter_context(opened(store)) for store in (queries, source_queries)
+        )
+        _check_lossy([r for r in (old, new, asked, asked_old) if r is not None], allow_lossy)
+        _check_apart(old, new)
+        sides = check_sides(old.info, new.info, (source_model, target_model), (source_prompt, target_prompt))
+        pairs = join(old, new, bad)
+        if sample is not None:
+            pairs = with_roles(pairs, sample)
+        questions = None
+        if asked is not None:
+            questions = read_queries(asked, asked_old, (old.info.dim, new.info.dim), bad)
+        norms = Norms.of(pairs.source), Norms.of(pairs.target)
+        metric = metric or metric_of(norms[1], new.info)
+        likeness = measure_likeness(pairs, old, seed)
+        parts = split(pairs, questions, labels, seed=seed, fingerprint=_fingerprint(old.info, norms[0], pairs.source))
+        warnings = [f"{n} rows left out: {fault}" for fault, n in bad.skipped.items()]
+        warnings += _metric_warnings(metric, norms, old.info, new.info)
+    x, y = parts.source, parts.target
+    scale_free = metric == "cosine" and not norms[0].agree
+    if scale_free:
+        normalize(x)
+    if metric == "cosine":
+        normalize(y)
+    solution = SOLVERS[solver](x, y, seed=seed)
+    m = LinearMap(
+        solution.weight,
+        solution.bias,
+        pre="l2" if scale_free else "none",
+        post="l2" if metric == "cosine" else "none",
+        holdout=parts.holdout,
+    )
+    measured = measure(m, parts.holdout, y.mean(axis=0, dtype=np.float64))
+    warnings += [*parts.warnings, *solution.warnings]
+    if likeness is not None and likeness.warning is not None:
+        warnings.append(likeness.warning)
+    if not measured["relative_error"] < NO_BETTER:
+        warnings.append(
+            f"the held-out error is {measured['relative_error']:.2f} of that of the mean vector: the map predicts next "
+            "to nothing. Are the ids the same texts on both sides, and the models those declared?"
+        )
+    parameters = dict(solution.parameters) | {
+        "source_norms": dataclasses.astuple(norms[0]),
+        "target_norms": dataclasses.astuple(norms[1]),
+        "likeness": None if likeness is None else dataclasses.asdict(likeness),
+        "skipped": bad.skipped,
+    }
+    return seal(
+        m.with_card(
+            Card(
+                source=sides[0],
+                target=sides[1],
+                solver=solver,
+                parameters=parameters,
+                direction="document",
+                metric=metric,
+                pairs=len(x),
+                seed=seed,
+                measured=measured,
+                warnings=tuple(warnings),
+                version=vecferry.__version__,
+            )
+        )
+    )
+
+
+def check_sides(
+    old: StoreInfo,
+    new: StoreInfo,
+    models: tuple[str | None, str | None],
+    prompts: tuple[str | None, str | None],
+) -> tuple[Side, Side]:
+    """Identify both sides, from what the caller declares and what the stores record; the two must not contradict.
+
+    Raises IncompatibleError for a contradiction, and for an index that is in the target space already.
+    """
+    target = Side(new.dim, models[1], prompts[1])
+    goal = new.space if target.space is None else target.space
+    if old.space is not None and old.space == goal:
+        raise IncompatibleError(f"{old.uri} is in the target space {goal!r} already: there is nothing to translate")
+    sides = tuple(_side(*given) for given in zip((old, new), models, prompts, ("source", "target"), strict=True))
+    if sides[0].space is not None and sides[0].space == sides[1].space:
+        raise IncompatibleError(f"source and target are both {goal!r}: there is nothing to translate")
+    return sides[0], sides[1]
+
+
+def metric_of(norms: Norms, info: StoreInfo) -> Metric:
+    """Return cosine for target vectors of one length; raise UsageError for others, whose ranking rule can't be told."""
+    if norms.agree:
+        return "cosine"
+    recorded = f" (the store says {info.metric})" if info.metric else ""
+    raise UsageError(
+        f"{info.uri}: norms go {norms} and don't agree within {AGREE:.0%}, so how this space ranks can't be told"
+        f"{recorded}: say --metric cosine, ip or l2"
+    )
+
+
+def measure(m: LinearMap, holdout: Holdout, mean: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+    """Compare the held-out documents' translations with their true vectors, beside the fit part's mean vector.
+
+    `relative_error` is the root of the squared error before `post` over that of the mean vector: 1 is no better,
+    sqrt(1 - R^2) otherwise.
+    """
+    true = holdout.target.copy()
+    if m.post == "l2":
+        normalize(true)
+    y = true.astype(np.float64)
+    guess = dataclasses.replace(m, post="none").apply(holdout.source).astype(np.float64)
+    length = np.linalg.norm(y, axis=1)
+    cosine = (guess * y).sum(axis=1) / (np.linalg.norm(guess, axis=1) * length).clip(1e-300)
+    constant = y @ mean / (np.linalg.norm(mean) * length).clip(1e-300)
+    spread = np.linalg.norm(y - mean)
+    return {
+        "documents": len(y),
+        "queries": 0 if holdout.queries is None else len(holdout.queries),
+        "mean_cosine": round(float(cosine.mean()), 4),
+        "mean_cosine_of_mean_vector": round(float(constant.mean()), 4),
+        "relative_error": round(float(np.linalg.norm(guess - y) / spread), 4) if spread else 1.0,
+    }
+
+
+def _check_options(
+    solver: str, metric: str | None, bad_rows: str, queries: Any, source_queries: Any, qrels: Any, sample: Any
+) -> None:
+    for name, value, known in (
+        ("solver", solver, tuple(SOLVERS)),
+        ("metric", metric or METRICS[0], METRICS),
+        ("bad_rows", bad_rows, ("fail", "skip")),
+    ):
+        if value not in known:
+            raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(known)}")
+    for name, given in (("source_queries", source_queries), ("qrels", qrels)):
+        if given is not None and queries is None:
+            raise UsageError(f"{name} needs queries, the new model's vectors of the same queries")
+    if sample is not None and not Path(sample).is_file():
+        raise UsageError(f"{sample}: no such file; `vecferry sample` writes it")
+
+
+def _check_lossy(readers: list[Reader], allowed: bool) -> None:
+    for info in (reader.info for reader in readers):
+        if info.lossy and not allowed:
+            raise UsageError(
+                f"{info.uri} holds quantised codes ({info.index or info.dtype}), from which vectors come back only "
+                "roughly: --allow-lossy accepts that"
+            )
+
+
+def _check_apart(old: Reader, new: Reader) -> None:
+    """Refuse one store as both sides before all of it is read."""
+    uri = old.info.uri
+    if old is new or (uri == new.info.uri and Path(Uri.parse(uri).path).exists()):
+        raise UsageError(f"{uri} is both source and target: the target must hold the new model's vectors")
+
+
+def _side(info: StoreInfo, model: str | None, prompt: str | None, name: str) -> Side:
+    suffix = f" [{prompt}]" if prompt else ""
+    if info.space is not None and model is None and info.space.endswith(suffix):
+        return Side(info.dim, info.space.removesuffix(suffix), prompt)
+    side = Side(info.dim, model, prompt)
+    if info.space is not None and side.space != info.space:
+        given = side.space or f"prompt {prompt!r}"
+        raise IncompatibleError(
+            f"{info.uri} records that it is in the space {info.space!r}, the {name} was declared as {given!r}: "
+            "declare what it is, or give another store"
+        )
+    return side
+
+
+def _fingerprint(info: StoreInfo, norms: Norms, vectors: Floats) -> dict[str, Any]:
+    """Describe the source so that another index can be told from it."""
+    mean = np.linalg.norm(vectors.mean(axis=0, dtype=np.float64))
+    header = {"uri": info.uri, "kind": info.kind, "count": info.count, "dim": info.dim, "metric": info.metric}
+    return header | {"median_norm": norms.median, "norm_of_mean": float(f"{mean:.6g}")}
+
+
+def _metric_warnings(metric: Metric, norms: tuple[Norms, Norms], old: StoreInfo, new: StoreInfo) -> list[str]:
+    found = []
+    if metric == "cosine":
+        for info, length in ((old, norms[0]), (new, norms[1])):
+            if info.metric in ("ip", "l2") and not length.agree:
+                found.append(
+                    f"{info.uri} ranks by {info.metric} and its norms go {length}: lengths count there, but not under "
+                    "cosine, which the new index ranks by"
+                )
+    elif norms[1].agree:
+        found.append(
+            f"{new.uri}: all norms are {norms[1].median:.4g}, so {metric} ranks like cosine there; but only a map "
+            "for cosine gives vectors of one length: --metric cosine"
+        )
+    return found
