@@ -5,6 +5,7 @@ The stage of `DIR/NAME` is the folder `DIR/.NAME.vecferry`, on the same filesyst
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -12,10 +13,11 @@ import json
 import os
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vecferry.errors import DataError, UnsupportedError, UsageError
+from vecferry.errors import DataError, StoppedError, UnsupportedError, UsageError
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -46,7 +48,9 @@ def exchange(a: Path, b: Path) -> None:
     """Swap two names in one atomic step (renameat2, Linux); raise UnsupportedError where the filesystem can't."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "renameat2"):
-        raise UnsupportedError(f"this system has no renameat2, so {b} can't be swapped atomically: publish to a new name")
+        raise UnsupportedError(
+            f"this system has no renameat2, so {b} can't be swapped atomically: publish to a new name"
+        )
     if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) != 0:
         code = ctypes.get_errno()
         if code in (errno.EINVAL, errno.ENOSYS):
@@ -55,6 +59,21 @@ def exchange(a: Path, b: Path) -> None:
     fsync(a.parent)
     if b.parent != a.parent:
         fsync(b.parent)
+
+
+@contextlib.contextmanager
+def disk_space(target: Path, rows: int) -> Iterator[None]:
+    """Turn a full disk into StoppedError, which says how many rows are safe and how many bytes are free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(target.parent).free
+        raise StoppedError(
+            f"the disk of {target} is full ({free:,} bytes are free); {rows:,} rows are staged safely, and what was "
+            "there before is untouched: make room, then repeat the command with --resume"
+        ) from error
 
 
 def backup_of(target: Path) -> Path:
@@ -66,62 +85,79 @@ class Stage:
     """Hold the locked stage of a target, with a small JSON state that is replaced atomically.
 
     Raises UsageError when another process holds it, when it exists without `resume`, when its plan is another, and
-    when the target exists without `overwrite` or its backup name is taken.
+    when the target exists without `overwrite` or its backup name is taken; UnsupportedError when the target is a
+    folder that the filesystem couldn't swap.
     """
 
     def __init__(self, target: Path, plan: str, *, resume: bool, overwrite: bool) -> None:
+        if not target.name or target.name == "..":
+            raise UsageError(f"{target} can't be the name of a new store")
+        if not target.parent.is_dir():
+            raise UsageError(f"{target.parent} is not a folder: make it first")
         self.target = target
         self.plan = plan
         self.overwrite = overwrite
         self.folder = target.with_name(f".{target.name}.vecferry")
-        if not target.parent.is_dir():
-            raise UsageError(f"{target.parent} is not a folder: make it first")
-        fresh = not self.folder.exists()
-        self.folder.mkdir(exist_ok=True)
-        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = self._acquire()
+        fresh = False
         try:
-            self._acquire()
-        except BaseException:
-            self.close()
-            raise
-        try:
-            self.state = self._open(resume)
+            self.state, fresh = self._open(resume)
             self._check_target()
         except BaseException:
-            self.discard() if fresh else self.close()
+            if fresh:
+                self.discard()
+            else:
+                self.close()
             raise
 
-    def _acquire(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(self._lock, 200, 0).decode(errors="replace").strip() or "another process"
-            raise UsageError(f"{self.target} is being written by {holder}: wait for it, or stop it") from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    def _acquire(self) -> int:
+        while True:
+            self.folder.mkdir(exist_ok=True)
+            path = self.folder / "lock"
+            try:
+                lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:  # the holder has just deleted the folder
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+                os.close(lock)
+                raise UsageError(f"{self.target} is being written by {holder}: wait for it, or stop it") from error
+            if _inode(path) == os.fstat(lock).st_ino:
+                break
+            os.close(lock)  # the holder finished and deleted its stage between our open and our lock
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        return lock
 
-    def _open(self, resume: bool) -> dict[str, Any]:
+    def _open(self, resume: bool) -> tuple[dict[str, Any], bool]:
         path = self.folder / "state.json"
-        if not path.exists():  # nothing durable was ever staged here
-            for leftover in self.folder.iterdir():
-                if leftover.name != "lock":
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        state = self._load(path) if path.exists() else None
+        published = state is not None and state.get("publishing") is not None
+        if state is None or (published and _inode(self.target) == state["publishing"]):
+            # nothing durable was ever staged here, or all of it was published and only this folder was left behind
+            self._clear()
             write_json(path, {"plan": self.plan})
             fsync(self.folder.parent)
-        elif not resume:
+            return {"plan": self.plan}, True
+        if not resume:
             raise UsageError(
                 f"an unfinished migration to {self.target} is staged in {self.folder}: continue it with --resume, "
                 "or delete that folder to start again"
             )
-        try:
-            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path} is damaged: delete {self.folder} and start again") from error
         if state.get("plan") != self.plan:
             raise UsageError(
                 f"the migration staged in {self.folder} was started with another source, map or option: repeat the "
                 "first command with --resume, or delete that folder to start again"
             )
+        return state, False
+
+    def _load(self, path: Path) -> dict[str, Any]:
+        try:
+            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: delete {self.folder} and start again") from error
         return state
 
     def _check_target(self) -> None:
@@ -130,43 +166,67 @@ class Stage:
         if not self.overwrite:
             raise UsageError(f"{self.target} exists: choose another name, or --overwrite to swap it and keep a backup")
         backup = backup_of(self.target)
-        if os.path.lexists(backup) and not self.state.get("publishing"):
+        # after a crash while publishing, the backup's name holds the old file (linked) or the new folder
+        if os.path.lexists(backup) and _inode(backup) not in (_inode(self.target), self.state.get("publishing")):
             raise UsageError(f"{backup}, where the old store would be kept, exists: move it away first")
+        if self.target.is_dir():
+            pair = self.folder / "swap-a", self.folder / "swap-b"
+            for path in pair:
+                path.mkdir(exist_ok=True)
+            exchange(*pair)  # refuses now, not after hours of work
+            for path in pair:
+                path.rmdir()
 
     def save(self, **state: Any) -> None:
         """Replace the state durably; call it after the data that it speaks of were fsynced."""
         self.state = {"plan": self.plan} | state
         write_json(self.folder / "state.json", self.state)
 
+    def _publishing(self, staged: Path) -> None:
+        """Record which file or folder is being published: it keeps its inode while it changes its name."""
+        inode = self.state.get("publishing") or _inode(staged)
+        self.save(**{k: v for k, v in self.state.items() if k != "plan"} | {"publishing": inode})
+
     def publish_file(self, staged: Path) -> Path | None:
         """Move a staged, fsynced file onto the target in one step; return where the old one is kept.
 
-        Called again after a crash between its steps, it finishes them.
+        A stage that is opened again after a crash between the steps finishes them here.
         """
-        self.save(**{k: v for k, v in self.state.items() if k != "plan"} | {"publishing": True})
+        self._publishing(staged)
         backup = None
         if os.path.lexists(self.target):
             backup = backup_of(self.target)
             if not os.path.lexists(backup):
-                backup.hardlink_to(self.target)
+                try:
+                    backup.hardlink_to(self.target)
+                except PermissionError as error:  # what link(2) says on a filesystem without hard links
+                    raise UnsupportedError(
+                        f"{backup} can't be made, its filesystem has no hard links: publish to a new name"
+                    ) from error
                 fsync(self.target.parent)
         staged.replace(self.target)
         fsync(self.target.parent)
         return backup
 
-    def publish_folder(self, staged: Path) -> Path | None:
-        """Move a staged folder, whose files were fsynced, onto the target; return where the old one is kept.
+    def staged_folder(self) -> Path:
+        """Return where the folder to be published is: in the stage, or at the backup's name after a crash there."""
+        backup = backup_of(self.target)
+        publishing = self.state.get("publishing")
+        return backup if publishing is not None and _inode(backup) == publishing else self.folder / "new"
 
-        The new folder goes to the backup's name and is then swapped with the target, so that at every instant
-        both are whole; called again after a crash between the two steps, it finishes them.
+    def publish_folder(self) -> Path | None:
+        """Move the folder `new` of the stage, its files fsynced, onto the target; return where the old one is kept.
+
+        It goes to the backup's name and is then swapped with the target, so that at every instant both are whole.
+        A stage that is opened again after a crash between the two steps finishes them here.
         """
-        self.save(**{k: v for k, v in self.state.items() if k != "plan"} | {"publishing": True})
+        staged = self.staged_folder()
+        self._publishing(staged)
+        fsync(staged)
         backup = None
-        if staged.exists():
-            fsync(staged)
         if os.path.lexists(self.target):
             backup = backup_of(self.target)
-            if staged.exists():
+            if staged != backup:
                 staged.rename(backup)
             exchange(backup, self.target)
         else:
@@ -174,9 +234,17 @@ class Stage:
         fsync(self.target.parent)
         return backup
 
+    def _clear(self) -> None:
+        for path in self.folder.iterdir():
+            if path.name != "lock":
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
     def discard(self) -> None:
         """Delete the stage and release its lock."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self._clear()
+        (self.folder / "lock").unlink()  # last: from here on another process may make the stage its own
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
         self.close()
 
     def close(self) -> None:
@@ -184,6 +252,14 @@ class Stage:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _inode(path: Path) -> int | None:
+    """Return the inode behind a name, None where there is none; a link counts as itself."""
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def swap_back(target: Path) -> Path:

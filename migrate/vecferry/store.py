@@ -84,7 +84,7 @@ class StoreInfo:
     count       rows, None if not known before the work (a target's may shrink when rows are skipped)
     metric      "ip", "l2", "cosine", or None where the store doesn't say
     id_type     Arrow type of the ids, None where rows are numbered from 0 and no ids are stored
-    payload     the other columns; None where there are none
+    payload     the other columns; None or without fields where there are none
     index       a description of the index structure (a FAISS factory string), "" where there is none
     parameters  search and build parameters (nprobe, efSearch, efConstruction)
     lossy       the vectors read back are not those that went in (quantised codes)
@@ -92,6 +92,7 @@ class StoreInfo:
     ordered     reading gives the rows in the order they were written
     dtype       how elements are stored: "float32", "float16", "float64", or the name of a code
     provenance  what a migration recorded beside the store: models, map hash, plan
+    columns     a table's columns in order, each with its role: "id", "vector" or "payload"
     """
 
     kind: str
@@ -109,6 +110,7 @@ class StoreInfo:
     ordered: bool = True
     dtype: str = "float32"
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
 
 
 class Reader(Protocol):
@@ -122,7 +124,8 @@ class Reader(Protocol):
         """Yield all rows in a stable order, at most `batch_size` at a time, in bounded memory.
 
         `after` is the cursor of an earlier batch (of any batch size): reading goes on behind it. Rows that
-        can't be vectors (null, ragged) raise BadRowsError naming them.
+        can't be vectors (null, of another length) come as rows of NaN, so that no id ever shifts and the caller
+        treats every bad row by one rule.
         """
 
     def ids(self, batch_size: int) -> Iterator[pa.Array]:

@@ -53,7 +53,7 @@ def sample_payload(n: int, seed: int = 0) -> pa.Table:
     fields = [
         pa.field("text", pa.string(), metadata={"unit": "words"}),
         pa.field("year", pa.int16(), nullable=False),
-        pa.field("tags", pa.list_(pa.string())),
+        pa.field("tags", pa.list_(pa.field("element", pa.string()))),
         pa.field("nested", pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.bool_())])),
         pa.field("when", pa.timestamp("ms", "Europe/Berlin")),
         pa.field("class", pa.dictionary(pa.int32(), pa.string())),
@@ -61,7 +61,7 @@ def sample_payload(n: int, seed: int = 0) -> pa.Table:
     columns = [
         pa.array(words),
         pa.array(rng.integers(1900, 2030, n), pa.int16()),
-        pa.array([["x"] * (i % 3) if i % 5 else None for i in range(n)], pa.list_(pa.string())),
+        pa.array([["x"] * (i % 3) if i % 5 else None for i in range(n)], fields[2].type),
         pa.array([{"a": i, "b": i % 2 == 0} if i % 7 else None for i in range(n)], fields[3].type),
         pa.array(rng.integers(0, 2**40, n), fields[4].type),
         pa.array([f"class {c}" for c in rng.integers(0, 5, n)]).dictionary_encode(),
