@@ -138,6 +138,7 @@ def make_plan(
         index=structure,
         parameters=info.parameters if same_kind and structure == info.index else {},
         space=card.space,
+        columns=info.columns,
         dtype=dtype,
     )
     facts: dict[str, Any] = {
