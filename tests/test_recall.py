@@ -18,6 +18,7 @@ from vecferry.recall import (
     interval,
     label_recall,
     ndcg,
+    rerank,
     share_right,
     topk,
     without,
@@ -34,7 +35,7 @@ def brute(queries: np.ndarray, documents: np.ndarray, metric: str) -> np.ndarray
     """All scores, in float64, by the textbook formula."""
     q, d = queries.astype(np.float64), documents.astype(np.float64)
     if metric == "l2":
-        return -((q[:, None] - d[None]) ** 2).sum(axis=2)
+        return np.stack([-((row - d) ** 2).sum(axis=1) for row in q])
     if metric == "cosine":
         q, d = q / np.linalg.norm(q, axis=1)[:, None], d / np.linalg.norm(d, axis=1)[:, None]
     return q @ d.T
@@ -180,7 +181,7 @@ def test_cascade_orders_candidates_by_true_score():
     queries, documents = gaussian(40, 8), gaussian(500, 8, seed=1)
     found, _ = topk(queries, documents + gaussian(500, 8, seed=2), 50, "cosine")
     truth = Truth.of(queries, documents, 10, "cosine")
-    again = truth.rerank(found)
+    again = rerank(queries, documents, found, "cosine")
     scores = brute(queries, documents, "cosine")
     for row, candidates, reranked in zip(scores, found, again, strict=True):
         assert reranked.tolist() == sorted(candidates.tolist(), key=lambda d: -row[d])

@@ -175,11 +175,11 @@ class Truth:
         scores, slack = scores_at(self.queries, self.documents, found[:, :k], self.metric)
         return share_right(scores + slack, self.scores, k)
 
-    def rerank(self, found: Places) -> Places:
-        """Return the same places in the order of their true scores: the second stage of a cascade."""
-        scores, _ = scores_at(self.queries, self.documents, found, self.metric)
-        order = np.lexsort((found, -scores), axis=1)
-        return np.take_along_axis(found, order, axis=1)
+
+def rerank(queries: Floats, documents: Floats, found: Places, metric: Metric) -> Places:
+    """Return the same places `[q, m]` in the order of their true scores: the second stage of a cascade."""
+    scores, _ = scores_at(queries, documents, found, metric)
+    return np.take_along_axis(found, np.lexsort((found, -scores), axis=1), axis=1)
 
 
 def share_right(found: Values, true: Values, k: int) -> Values:

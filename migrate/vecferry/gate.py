@@ -1,0 +1,172 @@
+"""The pass/fail rule: the lower end of an interval, as indexed, at the size measured."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vecferry.errors import UsageError
+from vecferry.measured import AS_INDEXED, Cell, Evaluation
+
+METRICS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap")
+EXAMPLE = '--gate "agreement@10>=0.35 and ndcg@10>=0.2"'
+
+MIN_QUERIES = 30
+"""Below this a bootstrap interval isn't to be trusted: it can't know of queries unlike the few it saw."""
+CHANCE = 0.1
+"""The share of a threshold that chance, k of n documents, may reach; more, and passing would prove little."""
+
+_CONDITION = re.compile(r"\s*([a-z-]+)\s*@\s*([0-9]+)\s*(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Hold one condition of a gate, such as agreement@10>=0.35."""
+
+    metric: str
+    k: int
+    operator: Literal[">=", ">"]
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.metric}@{self.k}{self.operator}{self.threshold:g}"
+
+    def holds(self, value: float) -> bool:
+        """Say whether a number reaches the threshold."""
+        return value > self.threshold if self.operator == ">" else value >= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Hold the conditions that a new index must all meet."""
+
+    conditions: tuple[Condition, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read `METRIC@K OP VALUE`, several joined by `and`; raise UsageError quoting what can't be read."""
+        parts = re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE)
+        return cls(tuple(_condition(part, text) for part in parts))
+
+    @property
+    def ks(self) -> frozenset[int]:
+        """Every k that must be measured."""
+        return frozenset(c.k for c in self.conditions)
+
+    @property
+    def metrics(self) -> frozenset[str]:
+        """Every metric that must be measured."""
+        return frozenset(c.metric for c in self.conditions)
+
+    def __str__(self) -> str:
+        return " and ".join(str(c) for c in self.conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Hold what became of one condition; "inconclusive" blocks as "fail" does, and says what is missing."""
+
+    condition: str
+    outcome: Literal["pass", "fail", "inconclusive"]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Hold what became of a gate."""
+
+    gate: str
+    judgements: tuple[Judgement, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every condition passed."""
+        return all(j.outcome == "pass" for j in self.judgements)
+
+    @property
+    def outcome(self) -> Literal["pass", "fail", "inconclusive"]:
+        """The outcome of all together: a clear fail outweighs an inconclusive one."""
+        outcomes = {j.outcome for j in self.judgements}
+        return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Decision:
+        """Rebuild what `dataclasses.asdict` made of a decision."""
+        return cls(value["gate"], tuple(Judgement(**j) for j in value["judgements"]))
+
+
+def decide(gate: Gate, evaluation: Evaluation) -> Decision:
+    """Hold every condition against the row "as indexed", by the lower end of the interval."""
+    return Decision(str(gate), tuple(_judge(c, evaluation) for c in gate.conditions))
+
+
+def _condition(part: str, text: str) -> Condition:
+    match = _CONDITION.fullmatch(part)
+    if match is None:
+        raise UsageError(f"can't read {part.strip()!r} in the gate {text!r}: write METRIC@K>=VALUE, as in {EXAMPLE}")
+    metric, k, operator, value = match[1].lower(), int(match[2]), match[3], float(match[4])
+    if metric in ("identity", "identity-recall"):
+        raise UsageError(
+            f"{part.strip()!r}: identity recall saturates near 1 for maps whose searches agree by a third, so it can't "
+            f"be gated; gate what users see, as in {EXAMPLE}"
+        )
+    if metric not in METRICS:
+        raise UsageError(f"{part.strip()!r}: no metric {metric!r}; there are {', '.join(METRICS)}, as in {EXAMPLE}")
+    if operator not in (">=", ">"):
+        raise UsageError(
+            f"{part.strip()!r}: a gate asks how good the new index is at least, so it takes >= and >, as in {EXAMPLE}"
+        )
+    if k < 1:
+        raise UsageError(f"{part.strip()!r}: k must be at least 1, as in {EXAMPLE}")
+    if not 0 < value <= 1 or (operator == ">" and value == 1):
+        raise UsageError(
+            f"{part.strip()!r}: metrics lie between 0 and 1, and a threshold that nothing or everything "
+            f"passes is no gate, as in {EXAMPLE}"
+        )
+    return Condition(metric, k, ">" if operator == ">" else ">=", value)
+
+
+def _judge(condition: Condition, evaluation: Evaluation) -> Judgement:
+    def judgement(outcome: Literal["pass", "fail", "inconclusive"], message: str) -> Judgement:
+        return Judgement(str(condition), outcome, message)
+
+    cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k)
+    if cell is None or cell.value is None or cell.low is None or cell.high is None:
+        return judgement("inconclusive", _unmeasured(condition, evaluation, cell))
+    k, threshold = condition.k, condition.threshold
+    size = f"among {cell.documents:,} {cell.among}, {cell.queries:,} {cell.asked}"
+    measured = f"{cell.name} is {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] {size}"
+    if cell.queries < MIN_QUERIES:
+        return judgement("inconclusive", f"{measured}: at least {MIN_QUERIES} {cell.asked} are needed")
+    needed = math.ceil(k / (CHANCE * threshold) - 1e-9)
+    if cell.documents < needed:
+        chance = f"chance alone finds {k / cell.documents:.3f} there"
+        return judgement("inconclusive", f"{measured}: {chance}; at least {needed:,} {cell.among} are needed")
+    if condition.holds(cell.low):
+        return judgement("pass", f"{measured}: the lower end reaches {threshold:g}")
+    if not condition.holds(cell.value):
+        return judgement("fail", f"{measured}: below {threshold:g}")
+    more = _more(cell.queries, cell.value, cell.low, threshold)
+    return judgement("inconclusive", f"{measured}: the lower end is below {threshold:g}; {more}")
+
+
+def _more(queries: int, value: float, low: float, threshold: float) -> str:
+    """Say how many queries would decide, as the interval narrows with the square root of their number."""
+    if value <= threshold:
+        return "the value is the threshold itself, so more queries wouldn't decide"
+    needed = math.ceil(queries * ((value - low) / (value - threshold)) ** 2)
+    return f"if the value stays, about {needed:,} queries decide"
+
+
+def _unmeasured(condition: Condition, evaluation: Evaluation, cell: Cell | None) -> str:
+    reason = cell.reason if cell is not None and cell.reason else f"not measured with k = {condition.k}"
+    message = f"{condition.metric}@{condition.k} can't be measured: {reason}"
+    instead = evaluation.cell(AS_INDEXED, "doc-agreement", condition.k)
+    if condition.metric == "agreement" and instead is not None and instead.value is not None:
+        message += (
+            f"; without real queries only doc-agreement@k can be gated, which flatters (here {instead.value:.3f}): "
+            f"--gate 'doc-agreement@{condition.k}>=...'"
+        )
+    return message
