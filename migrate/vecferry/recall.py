@@ -253,14 +253,15 @@ def interval(values: Values, over: Values | None = None, *, seed: int = 0) -> tu
     where all values are equal. Resamples in which the denominator is zero are left out.
     """
     rng = np.random.default_rng(seed)
-    columns = np.stack([values, np.ones(len(values)) if over is None else over], axis=1)
-    value = float(columns[:, 0].mean() / columns[:, 1].mean())
-    means = np.empty((RESAMPLES, 2))
+    tops, bottoms = np.empty(RESAMPLES), np.ones(RESAMPLES)
     for part in _slices(RESAMPLES, max(1, 2**20 // len(values))):
-        rows = rng.integers(0, len(values), (part.stop - part.start, len(values)))
-        means[part] = columns[rows].mean(axis=1)
-    means = means[means[:, 1] > 0]
-    low, high = np.quantile(means[:, 0] / means[:, 1], [0.025, 0.975])
+        rows = rng.integers(0, len(values), (part.stop - part.start, len(values)), dtype=np.int32)
+        tops[part] = values[rows].mean(axis=1)
+        if over is not None:
+            bottoms[part] = over[rows].mean(axis=1)
+    value = float(values.mean() / (1 if over is None else over.mean()))
+    known = bottoms > 0
+    low, high = np.quantile(tops[known] / bottoms[known], [0.025, 0.975])
     return value, min(value, float(low)), max(value, float(high))
 
 
