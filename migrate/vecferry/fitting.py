@@ -123,11 +123,11 @@ def fit(
     if not measured["relative_error"] < NO_BETTER:
         warnings.append(
             f"the held-out error is {measured['relative_error']:.2f} of that of the mean vector: the map predicts next "
-            "to nothing. Are the ids the same texts on both sides, and the models those declared?"
+            "to nothing. Are the ids the same texts on both sides, the models those declared, and the pairs some thousand?"
         )
     parameters = dict(solution.parameters) | {
-        "source_norms": dataclasses.astuple(norms[0]),
-        "target_norms": dataclasses.astuple(norms[1]),
+        "source_norms": list(dataclasses.astuple(norms[0])),
+        "target_norms": list(dataclasses.astuple(norms[1])),
         "likeness": None if likeness is None else dataclasses.asdict(likeness),
         "skipped": bad.skipped,
     }
@@ -244,9 +244,9 @@ def _side(info: StoreInfo, model: str | None, prompt: str | None, name: str) -> 
         return Side(info.dim, info.space.removesuffix(suffix), prompt)
     side = Side(info.dim, model, prompt)
     if info.space is not None and side.space != info.space:
-        given = side.space or f"prompt {prompt!r}"
+        given = repr(side.space) if model else f"prompt {prompt!r}"
         raise IncompatibleError(
-            f"{info.uri} records that it is in the space {info.space!r}, the {name} was declared as {given!r}: "
+            f"{info.uri} records that it is in the space {info.space!r}, the {name} was declared as {given}: "
             "declare what it is, or give another store"
         )
     return side
