@@ -12,15 +12,14 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from vecferry.batch import Cursor, VectorBatch
-from vecferry.errors import BadRowsError, DataError, IncompatibleError, UnsupportedError, UsageError
+from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
 from vecferry_adapters._parquet_columns import is_id_type
+from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
 from vecferry_adapters._staging import Stage, disk_space, fsync, write_json
 
-MANIFEST = "_vecferry.json"
 GROUP_BYTES = 32 << 20
 GROUP_ROWS = 32768
 PART_GROUPS = 16
@@ -80,8 +79,7 @@ class ParquetWriter:
             raise UnsupportedError(
                 f"{uri}: ids of type {info.id_type} can't be written; ids are integers, strings or binary"
             )
-        if info.dtype not in ("float32", "float16"):
-            raise UnsupportedError(f"{uri}: elements of type {info.dtype} can't be written; use float32 or float16")
+        check_dtype(info.dtype, str(uri))
         self._uri = uri
         self._info = info
         self._open_staged = open_staged
@@ -117,11 +115,14 @@ class ParquetWriter:
         """Stage rows; every full row group is encoded at once, every full part is made durable."""
         if self._finished and len(batch):
             raise UsageError(f"{self._uri} is staged to its end: no more rows can be added")
-        ids = self._checked_ids(batch)
+        ids = checked_ids(batch, self._info, self._rows, str(self._uri))
+        vectors = elements(batch.vectors, self._info.dtype, ids, str(self._uri))
         done = 0
         while done < len(batch):
             n = min(len(batch) - done, len(self._buffer) - self._filled)
-            self._fill(batch.vectors[done : done + n], ids.slice(done, n))
+            self._buffer[self._filled : self._filled + n] = vectors[done : done + n]
+            if self._id is not None:
+                self._ids.append(ids.slice(done, n))
             if batch.payload is not None:
                 self._payload.append(batch.payload.slice(done, n))
             self._filled += n
@@ -133,34 +134,6 @@ class ParquetWriter:
                     cursor, rows = (batch.cursor, self._rows) if done == len(batch) else self._at
                     self._end_part(cursor, rows)
         self._at = batch.cursor, self._rows
-
-    def _checked_ids(self, batch: VectorBatch) -> pa.Array:
-        info = self._info
-        if batch.vectors.shape[1] != info.dim:
-            raise IncompatibleError(
-                f"{self._uri} takes vectors of {info.dim} dimensions, these have {batch.vectors.shape[1]}"
-            )
-        if info.id_type is not None:
-            return batch.ids.cast(info.id_type)
-        if not np.array_equal(batch.ids.to_numpy(zero_copy_only=False), np.arange(self._rows, self._rows + len(batch))):
-            raise UsageError(
-                f"{self._uri} stores no ids, so its rows must be those numbered {self._rows} and on: give it an id type"
-            )
-        return batch.ids
-
-    def _fill(self, vectors: NDArray[np.float32], ids: pa.Array) -> None:
-        out = self._buffer[self._filled : self._filled + len(vectors)]
-        with np.errstate(over="ignore"):
-            out[:] = vectors
-        if self._info.dtype == "float16":
-            bad = (np.isinf(out) & np.isfinite(vectors)).any(axis=1)
-            if bad.any():
-                cure = "Store them with --dtype float32."
-                raise BadRowsError(
-                    str(self._uri), "vectors have elements beyond float16", ids.filter(pa.array(bad)).to_pylist(), cure
-                )
-        if self._id is not None:
-            self._ids.append(ids)
 
     def _flush(self) -> None:
         """Encode the buffered rows as one row group."""
@@ -212,11 +185,9 @@ class ParquetWriter:
             self._flush()
         if self._in_part or not self._rows:
             self._end_part(*self._at)
-        info = self._info
-        described = {"format": 1, "count": self._rows, "parts": self._parts, "dim": info.dim, "dtype": info.dtype}
-        described |= {"vector": self._vector, "id": self._id, "metric": info.metric, "space": info.space}
+        described = manifest(self._info, self._rows, parts=self._parts, vector=self._vector, id=self._id)
         with disk_space(self._stage.target, self._durable.rows):
-            write_json(self._folder / MANIFEST, described | {"provenance": dict(info.provenance)})
+            write_json(self._folder / MANIFEST, described)
             self._finished = True
             self._save(*self._at)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -28,12 +27,13 @@ from vecferry.batch import Cursor, Floats, VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._parquet_columns import find_ids, find_vectors, without
-from vecferry_adapters._parquet_writer import MANIFEST, ParquetWriter
+from vecferry_adapters._parquet_writer import ParquetWriter
+from vecferry_adapters._rows import MANIFEST, read_manifest
 
 KIND = "parquet"
 MAGIC = b"PAR1"
-BUFFER = 8 << 20
-"""Bytes read at a time from a column: without a buffer pyarrow reads whole column chunks, however large."""
+BUFFER = 1 << 20
+"""Bytes read at a time from a column: unless told so, pyarrow reads whole column chunks, however large."""
 
 
 def _has_magic(path: Path) -> bool:
@@ -75,7 +75,7 @@ def open_writer(uri: Uri, info: StoreInfo, *, resume: bool, overwrite: bool, thr
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, buffer_size=BUFFER) as file:
+        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {error}") from error
@@ -139,22 +139,14 @@ class ParquetReader:
 
     def _manifest(self) -> dict[str, Any]:
         """Return what a migration recorded beside the files, {} where it didn't."""
-        path = self._files[0].parent / MANIFEST
-        if not path.is_file() or any(f.parent != path.parent for f in self._files):
-            return {}
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            count, version = manifest["count"], manifest["format"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged: {error!r}") from error
-        if version != 1:
-            raise DataError(f"{path} is of format {version}, this vecferry reads format 1: update it")
+        folder = self._files[0].parent
+        held = read_manifest(folder) if all(f.parent == folder for f in self._files) else {}
         rows = sum(map(sum, self._groups))
-        if Path(self._uri.path).is_dir() and rows != count:
+        if held and Path(self._uri.path).is_dir() and rows != held["count"]:
             raise DataError(
-                f"{self._uri.path} holds {rows} rows, its {MANIFEST} says {count}: parts are missing or added"
+                f"{folder} holds {rows} rows, its {MANIFEST} says {held['count']}: parts are missing or added"
             )
-        return dict(manifest)
+        return held
 
     def _measure(self) -> int:
         for batch in self._batches(1024, [self._vector.name]):

@@ -1,0 +1,245 @@
+"""The stage: its lock, its state, and a publication that is stopped at every one of its steps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vecferry.errors import DataError, StoppedError, UsageError
+from vecferry.testing import contents
+from vecferry_adapters import _staging
+from vecferry_adapters._staging import Stage, backup_of, disk_space, exchange, swap_back, write_json
+
+
+def stage(target: Path, plan: str = "p", *, resume: bool = False, overwrite: bool = False) -> Stage:
+    return Stage(target, plan, resume=resume, overwrite=overwrite)
+
+
+def fill(target: Path, text: str, *, folder: bool) -> None:
+    """Make a store that is a file, or a folder with a file."""
+    if folder:
+        target.mkdir()
+        (target / "x").write_text(text)
+    else:
+        target.write_text(text)
+
+
+def text_of(target: Path) -> str:
+    return (target / "x").read_text() if target.is_dir() else target.read_text()
+
+
+def publish(s: Stage, *, folder: bool) -> Path | None:
+    return s.publish_folder() if folder else s.publish_file(s.folder / "file")
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("existing", [False, True])
+def test_publication_keeps_what_was_there(tmp_path: Path, folder: bool, existing: bool) -> None:
+    target = tmp_path / "t"
+    if existing:
+        fill(target, "old", folder=folder)
+    s = stage(target, overwrite=True)
+    fill(s.folder / ("new" if folder else "file"), "new", folder=folder)
+    backup = publish(s, folder=folder)
+    s.discard()
+    assert text_of(target) == "new"
+    assert backup == (backup_of(target) if existing else None)
+    if existing:
+        assert text_of(backup_of(target)) == "old"
+        assert swap_back(target) == backup_of(target)
+        assert (text_of(target), text_of(backup_of(target))) == ("old", "new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == (["t", "t.bak"] if existing else ["t"])
+
+
+def test_a_folder_may_take_the_place_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("old")
+    s = stage(tmp_path / "t", overwrite=True)
+    fill(s.folder / "new", "new", folder=True)
+    s.publish_folder()
+    assert (text_of(tmp_path / "t"), text_of(tmp_path / "t.bak")) == ("new", "old")
+    s.close()
+
+
+class Killed(Exception):
+    """Stands for the end of the process: nothing after it is done."""
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("existing", [False, True])
+def test_publication_stopped_at_every_step_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, existing: bool
+) -> None:
+    """Count the calls that change the disk, then stop before and after each of them in turn."""
+
+    def run(where: Path, stop: int) -> int:
+        where.mkdir()
+        target = where / "t"
+        if existing:
+            fill(target, "old", folder=folder)
+        s = stage(target, overwrite=existing)
+        fill(s.folder / ("new" if folder else "file"), "new", folder=folder)
+        s.save(rows=3)
+        calls = 0
+
+        def counted(real: Callable[..., object]) -> Callable[..., object]:
+            def call(*args: object) -> object:
+                nonlocal calls
+                calls += 1
+                if stop == 2 * calls - 1:
+                    raise Killed
+                result = real(*args)
+                if stop == 2 * calls:
+                    raise Killed
+                return result
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for name in ("rename", "replace", "hardlink_to"):
+                patched.setattr(Path, name, counted(getattr(Path, name)))
+            patched.setattr(_staging, "exchange", counted(exchange))
+            try:
+                publish(s, folder=folder)
+                return calls
+            except Killed:
+                pass
+            finally:
+                s.close()
+        if target.exists() and text_of(target) == "new":  # published to the end: a rerun has nothing left to do
+            with pytest.raises(UsageError, match=r"t\.bak" if existing else "exists"):
+                stage(target, resume=True, overwrite=existing)
+        else:
+            assert existing == target.exists()  # the old store, whole
+            again = stage(target, resume=True, overwrite=existing)
+            assert again.state["rows"] == 3
+            publish(again, folder=folder)
+            again.discard()
+        assert text_of(target) == "new"
+        if existing:
+            assert text_of(backup_of(target)) == "old"
+        assert not (where / ".t.vecferry").exists()
+        return calls
+
+    total = run(tmp_path / "whole", stop=10**9)
+    assert total == {(False, False): 2, (False, True): 3, (True, False): 2, (True, True): 3}[folder, existing]
+    for stop in range(1, 2 * total + 1):
+        run(tmp_path / f"{stop}", stop)
+
+
+def test_what_a_stage_refuses(tmp_path: Path) -> None:
+    for name in (".", "absent/t"):
+        with pytest.raises(UsageError):
+            stage(tmp_path / name if name != "." else Path())
+    (tmp_path / "t").write_text("old")
+    with pytest.raises(UsageError, match="exists"):
+        stage(tmp_path / "t")
+    (tmp_path / "t.bak").write_text("older")
+    with pytest.raises(UsageError, match=r"t\.bak.*move it away"):
+        stage(tmp_path / "t", overwrite=True)
+    assert contents(tmp_path) == {"t": b"old", "t.bak": b"older"}
+
+
+def test_a_stage_is_continued_only_on_purpose_and_with_its_plan(tmp_path: Path) -> None:
+    s = stage(tmp_path / "t")
+    s.save(rows=7)
+    s.close()
+    with pytest.raises(UsageError, match="--resume"):
+        stage(tmp_path / "t")
+    with pytest.raises(UsageError, match="another source, map or option"):
+        stage(tmp_path / "t", "q", resume=True)
+    again = stage(tmp_path / "t", resume=True)
+    assert again.state == {"plan": "p", "rows": 7}
+    again.close()
+    (tmp_path / ".t.vecferry" / "state.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        stage(tmp_path / "t", resume=True)
+
+
+def test_rubbish_of_a_start_that_crashed_is_cleared(tmp_path: Path) -> None:
+    rubbish = tmp_path / ".t.vecferry"
+    (rubbish / "new").mkdir(parents=True)
+    (rubbish / "state.json.tmp").write_text("{")
+    s = stage(tmp_path / "t")
+    assert sorted(p.name for p in rubbish.iterdir()) == ["lock", "state.json"]
+    s.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from vecferry_adapters._staging import Stage
+stage = Stage(Path(sys.argv[1]), "p", resume=False, overwrite=False)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stage_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "t")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"written by process {other.pid} on"):
+            stage(tmp_path / "t", resume=True)
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    stage(tmp_path / "t", resume=True).discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_on_a_deleted_stage_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process opens the lock file just before the holder deletes its stage."""
+    first = stage(tmp_path / "t")
+    real, opened = os.open, []
+
+    def late(path: Path, *args: int) -> int:
+        lock = real(path, *args)
+        if Path(path).name == "lock" and not opened:
+            opened.append(lock)
+            first.discard()
+        return lock
+
+    monkeypatch.setattr(os, "open", late)
+    second = stage(tmp_path / "t")
+    assert opened
+    monkeypatch.undo()
+    with pytest.raises(UsageError, match="process"):
+        stage(tmp_path / "t")
+    second.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": "ö"})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "ö"}
+
+
+def test_a_full_disk_is_a_resumable_stop(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoppedError, match=r"full \([0-9,]+ bytes are free\); 1,234 rows"),
+        disk_space(tmp_path / "t", 1234),
+    ):
+        Path("/dev/full").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError), disk_space(tmp_path / "t", 0):
+        (tmp_path / "absent").read_bytes()
+
+
+def test_exchange_and_roll_back_need_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("x")
+    with pytest.raises(UsageError, match=r"t\.bak doesn't exist"):
+        swap_back(tmp_path / "t")
+    with pytest.raises(OSError, match="No such file") as caught:
+        exchange(tmp_path / "t", tmp_path / "u")
+    assert caught.value.errno == errno.ENOENT
