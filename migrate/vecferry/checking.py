@@ -1,0 +1,266 @@
+"""The verb `check`: the numbers and the gate alone, on any index, by a map's hold-out or at full size."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from vecferry.batch import Floats, id_keys
+from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.evaluate import OVERLAP_QUERIES, STAND_INS, evaluate
+from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_scan
+from vecferry.gate import Gate, decide
+from vecferry.holdout import Holdout, Qrels, holdout_of
+from vecferry.linear import LinearMap
+from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, Row
+from vecferry.qrels import Labels, as_ids, as_strings, read_qrels
+from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right
+from vecferry.report import Report
+from vecferry.store import Reader, Uri, find, opened, require_all
+
+
+def check(
+    destination: str | Uri | Reader | Any,
+    *,
+    map: LinearMap | str | Path | None = None,
+    truth: str | Uri | Reader | Any | None = None,
+    queries: str | Uri | Reader | Any | None = None,
+    source_queries: str | Uri | Reader | Any | None = None,
+    qrels: str | Path | None = None,
+    gate: str | Gate | None = None,
+    k: int = 10,
+    seed: int = 0,
+) -> Report:
+    """Compare an index with true re-embedding, and apply a gate.
+
+    map      measure on its hold-out: every row of the report, at the size of the hold-out
+    truth    a store of all documents encoded by the new model: measure at full size instead, joined by id
+    queries  a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old model's
+             for the same ids; `qrels` labels by query and document id
+
+    With `truth` and neither `queries` nor a map that has some, documents stand in as queries. Raises UsageError
+    with neither map nor truth, IncompatibleError where spaces or dimensions differ, DataError where `truth` and the
+    index don't hold the same ids.
+    """
+    if map is None and truth is None:
+        raise UsageError("nothing to compare with: pass a map (--map) or a store of true vectors (--truth)")
+    wanted = Gate.parse(gate) if isinstance(gate, str) else gate
+    m = LinearMap.load(map) if isinstance(map, (str, Path)) else map
+    if source_queries is not None and (m is None or queries is None):
+        raise UsageError("source queries go with a map and queries, to which they are matched by id")
+    with opened(destination) as index, nullcontext() if truth is None else opened(truth) as true:
+        if m is not None:
+            space = m.card.space if m.card is not None else None
+            _same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
+        asked = _Asked.read(index, m, queries, source_queries, qrels)
+        if true is not None:
+            evaluation = _at_full_size(index, true, m, asked, wanted, k, seed)
+        else:
+            assert m is not None
+            evaluation = evaluate(asked.of(holdout_of(m)), m, staged=index, gate=wanted, k=k, seed=seed)
+        facts = {
+            "destination": index.info.uri,
+            "rows": index.info.count,
+            "index": index.info.index,
+            "parameters": dict(index.info.parameters),
+            "lossy": index.info.lossy,
+            "space": index.info.space,
+            "map": m.card.sha256 if m is not None and m.card is not None else None,
+            "truth": true.info.uri if true is not None else None,
+        }
+    return Report(facts, evaluation, decide(wanted, evaluation) if wanted is not None else None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """Hold the queries to measure with: given, or those of a map's hold-out; and labels, by id."""
+
+    ids: pa.Array
+    vectors: Floats | None
+    source: Floats | None
+    labels: Labels | None
+    given: bool
+
+    @classmethod
+    def read(cls, index: Reader, m: LinearMap | None, queries: Any, source_queries: Any, qrels: Any) -> _Asked:
+        labels = None if qrels is None else read_qrels(qrels)
+        if queries is None:
+            if source_queries is not None:
+                raise UsageError("--source-queries goes with --queries: both are matched by id")
+            held = holdout_of(m) if m is not None else None
+            if held is None or held.queries is None:
+                return cls(pa.array([], pa.string()), None, None, labels, given=False)
+            if labels is None and held.qrels is not None:
+                names = (held.query_ids.take(pa.array(held.qrels.query)), held.ids.take(pa.array(held.qrels.document)))
+                labels = Labels("the map's hold-out", names[0], as_strings(names[1]), held.qrels.grade)
+            return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
+        with opened(queries) as store:
+            _same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
+            ids, vectors = _all(store)
+        source = None
+        if source_queries is not None:
+            with opened(source_queries) as store:
+                places = find(store, ids)
+                require_all(store.info.uri, ids, places)
+                source = store.take(ids).vectors
+        return cls(as_strings(ids), vectors, source, labels, given=True)
+
+    def of(self, held: Holdout) -> Holdout:
+        """Put these queries and labels in the place of a hold-out's own."""
+        if self.given:
+            held = replace(held, query_ids=self.ids, queries=self.vectors, source_queries=self.source, qrels=None)
+        return held if self.labels is None else replace(held, qrels=self.labels.match(held.query_ids, held.ids))
+
+    def found_in(self, store: Reader) -> Qrels | None:
+        """Return the labels with documents as places of a store."""
+        if self.labels is None:
+            return None
+        ids = as_ids(self.labels.documents, store.info.id_type)
+        qrels, places = self.labels.match(self.ids, ids), find(store, ids)
+        if qrels is None:
+            return None
+        document = places[qrels.document]
+        here = document >= 0
+        return Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
+
+
+def _same_space(index: Reader, space: str | None, dim: int, what: str) -> None:
+    """Refuse what isn't in the space of the index: by its name where both are known, by its dimension always."""
+    info = index.info
+    if info.dim != dim:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {what} has {dim}")
+    if info.space is not None and space is not None and info.space != space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {what} in {space!r}: use the same model")
+
+
+def _all(store: Reader) -> tuple[pa.Array, Floats]:
+    """Read a store that fits in memory, such as one of queries."""
+    batches = list(store.read(BATCH))
+    if not batches:
+        raise DataError(f"{store.info.uri} is empty")
+    return pa.concat_arrays([b.ids for b in batches]), np.concatenate([b.vectors for b in batches])
+
+
+def _keys(store: Reader) -> NDArray[np.uint64]:
+    keys = np.sort(np.concatenate([np.empty(0, np.uint64), *(id_keys(piece) for piece in store.ids(1 << 18))]))
+    doubled = int((keys[1:] == keys[:-1]).sum())
+    if doubled:
+        raise DataError(
+            f"{store.info.uri}: {doubled:,} of {len(keys):,} rows repeat an id, so it can't be joined by id"
+        )
+    return keys
+
+
+def _same_ids(index: Reader, truth: Reader) -> int:
+    """Return the number of rows; refuse two stores of different documents before any vectors are compared."""
+    ours, theirs = _keys(index), _keys(truth)
+    if np.array_equal(ours, theirs):
+        return len(ours)
+    here, there = (len(np.setdiff1d(a, b, assume_unique=True)) for a, b in ((ours, theirs), (theirs, ours)))
+    types = [store.info.id_type or pa.int64() for store in (index, truth)]
+    raise DataError(
+        f"{index.info.uri} has {len(ours):,} rows, {truth.info.uri} has {len(theirs):,}: {here:,} ids are only in "
+        f"the first, {there:,} only in the second (types {types[0]} and {types[1]}); compare stores of the same "
+        "documents"
+    )
+
+
+def _metric(index: Reader, truth: Reader, m: LinearMap | None, notes: list[str]) -> Metric:
+    """Return the rule by which documents are ranked: the map's, else what a store says of itself."""
+    if m is not None and m.card is not None:
+        return m.card.metric
+    for store in (index, truth):
+        if store.info.metric in ("cosine", "ip", "l2"):
+            metric: Metric = store.info.metric  # type: ignore[assignment]
+            return metric
+    notes.append("neither store says how it ranks: cosine was used")
+    return "cosine"
+
+
+def _at_full_size(
+    index: Reader, true: Reader, m: LinearMap | None, asked: _Asked, gate: Gate | None, k: int, seed: int
+) -> Evaluation:
+    """Search the index for all its documents, and judge what it finds by one pass over the true vectors."""
+    notes: list[str] = []
+    ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
+    _same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}")
+    count = _same_ids(index, true)
+    metric = _metric(index, true, m, notes)
+    own = None
+    vectors = asked.vectors
+    if vectors is None:
+        chosen = np.sort(np.random.default_rng(seed).permutation(count)[:STAND_INS])
+        own = ids_at(index, chosen).cast(true.info.id_type or pa.int64())
+        vectors = true.take(own).vectors
+    top = ks[-1] + (own is not None)
+    require_k(top, count)
+    found, indexed = search_or_scan(index, vectors, top, metric)
+    some = found >= 0
+    places, which = np.unique(found[some], return_inverse=True)
+    in_truth = np.full(found.shape, -1, np.int64)
+    in_truth[some] = find(true, ids_at(index, places))[which]
+    exact, scores = judge((batch.vectors for batch in true.read(BATCH)), vectors, in_truth, top, metric)
+    best, nearest = exact.scores, exact.places
+    if own is not None:
+        itself = find(true, own)
+        scores = np.take_along_axis(scores, others_than(in_truth, itself), axis=1)
+        best = np.take_along_axis(best, others_than(nearest, itself), axis=1)
+
+    size = _Size(ks, count, seed, stand_ins=own is not None)
+    ideal = nearest, asked.found_in(true)
+    as_indexed = size.row(AS_INDEXED, scores, best, (found, asked.found_in(index)), ideal)
+    if indexed:
+        queries = vectors[np.sort(np.random.default_rng(seed).permutation(len(vectors))[:OVERLAP_QUERIES])]
+        overlaps = index_overlap(index, queries, ks, metric)
+        cells = tuple(size.cell("index-overlap", k, values) for k, values in overlaps.items())
+    else:
+        cells = tuple(Cell("index-overlap", k, reason="the store has no index of its own") for k in ks)
+        notes.append("as indexed: the stored vectors, searched exactly")
+    as_indexed = replace(as_indexed, cells=as_indexed.cells + cells)
+    return Evaluation((as_indexed, size.row(RE_EMBEDDED, best, best, ideal)), metric, k, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    """Hold what all cells at full size share."""
+
+    ks: tuple[int, ...]
+    count: int
+    seed: int
+    stand_ins: bool
+
+    def cell(self, metric: str, k: int, values: Values, over: Values | None = None) -> Cell:
+        return Cell.of(metric, k, values, self.count, seed=self.seed, over=over, full_size=True)
+
+    def row(
+        self,
+        name: str,
+        scores: Values,
+        best: Values,
+        found: tuple[Places, Qrels | None],
+        ideal: tuple[Places, Qrels | None] | None = None,
+    ) -> Row:
+        """Measure what was `found`, with its true `scores`, against the `best`, and its labels against `ideal`."""
+        cells: list[Cell] = []
+        for k in self.ks:
+            metric = "doc-agreement" if self.stand_ins else "agreement"
+            cells.append(self.cell(metric, k, share_right(scores, best, k)))
+            if self.stand_ins:
+                reason = "no queries: pass --queries, or a map that holds some"
+                cells += [Cell(metric, k, reason=reason) for metric in ("agreement", "recall", "ndcg")]
+                continue
+            for metric, score in (("recall", label_recall), ("ndcg", ndcg)):
+                if found[1] is None:
+                    cells.append(Cell(metric, k, reason="no labels: pass --qrels"))
+                    continue
+                values = score(found[0], found[1], k)
+                cells.append(self.cell(metric, k, values))
+                if ideal is not None and ideal[1] is not None:
+                    cells.append(self.cell(f"{metric}-retained", k, values, score(ideal[0], ideal[1], k)))
+        return Row(name, tuple(cells))

@@ -1,0 +1,209 @@
+"""The verb `check`, by a map's hold-out and at full size, against sets written out here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from vecferry.checking import check
+from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.evaluate import evaluate
+from vecferry.holdout import Holdout, Qrels
+from vecferry.linear import Card, LinearMap, Side
+from vecferry.store import find
+
+N, Q, D_IN, D = 500, 40, 12, 16
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture
+def world(rows: Any) -> Any:
+    """A corpus in both spaces, a map with a hold-out, an index that searches, the truth in another order."""
+
+    class Indexed(rows):
+        def search(self, queries: Any, k: int, among: Any = None) -> Any:
+            vectors = self.rows.vectors if among is None else self.rows.vectors[find(self, among)]
+            scores = queries @ vectors.T
+            places = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+            return places, np.take_along_axis(scores, places, axis=1)
+
+    class World:
+        rng = np.random.default_rng(0)
+        z = rng.standard_normal((2 * N, 8))
+        source = unit(z @ rng.standard_normal((8, D_IN)) + 0.5 * rng.standard_normal((2 * N, D_IN)))
+        target = unit(z @ rng.standard_normal((8, D)) + 0.5 * rng.standard_normal((2 * N, D)))
+        weight = np.linalg.lstsq(source[N:], target[N:], rcond=None)[0]
+        relevant = rng.integers(0, 150, Q)  # held out too
+        queries = unit(target[relevant] + 0.1 * rng.standard_normal((Q, D)))
+        ids = pa.array([f"d{i}" for i in range(N)])
+        names = pa.array([f"q{i}" for i in range(Q)])
+        held = Holdout(
+            ids.slice(0, 150),
+            source[:150],
+            target[:150],
+            names,
+            queries,
+            qrels=Qrels(np.arange(Q), relevant, np.ones(Q, int)),
+        )
+        m = LinearMap(weight, post="l2", card=Card(Side(D_IN, "old"), Side(D, "new"), "by hand"), holdout=held)
+        translated = m.apply(source[:N])
+        shuffle = rng.permutation(N)
+
+        def index(self, **info: Any) -> Any:
+            return Indexed(self.ids, self.translated, uri="the index", **({"space": "new", "metric": "cosine"} | info))
+
+        def truth(self, **info: Any) -> Any:
+            ids = self.ids.take(pa.array(self.shuffle)).cast(pa.large_string())
+            return rows(ids, self.target[self.shuffle], uri="the truth", **({"space": "new"} | info))
+
+        def store(self, vectors: Any, ids: Any, **info: Any) -> Any:
+            return rows(ids, vectors, uri="the queries", **info)
+
+    return World()
+
+
+def nearest(queries: np.ndarray, documents: np.ndarray, k: int, own: np.ndarray | None = None) -> np.ndarray:
+    scores = queries.astype(float) @ documents.astype(float).T
+    if own is not None:
+        scores[np.arange(len(own)), own] = -np.inf
+    return np.argsort(-scores, axis=1)[:, :k]
+
+
+def overlap(found: np.ndarray, true: np.ndarray) -> float:
+    return float(np.mean([len(set(f) & set(t)) / len(t) for f, t in zip(found.tolist(), true.tolist(), strict=True)]))
+
+
+def value(report: Any, row: str, metric: str, k: int = 10) -> float:
+    cell = report.evaluation.cell(row, metric, k)
+    assert cell.value is not None, cell.reason
+    return cell.value
+
+
+def test_a_map_measures_with_its_hold_out(world):
+    report = check(world.index(), map=world.m, gate="agreement@10>=0.7", seed=4)
+    assert report.evaluation.cell("translated", "agreement", 10) == evaluate(world.held, world.m, seed=4).cell(
+        "translated", "agreement", 10
+    )
+    expected = overlap(
+        nearest(world.queries, world.translated[:150], 10), nearest(world.queries, world.target[:150], 10)
+    )
+    assert value(report, "as indexed", "agreement") == pytest.approx(expected)
+    assert (report.passed, report.exit_code) == (False, 1)
+    assert report.facts["destination"] == "the index"
+    assert check(world.index(), map=world.m).exit_code == 0
+
+
+def test_truth_measures_at_full_size_whatever_its_order(world):
+    report = check(world.index(), truth=world.truth(), map=world.m, gate="agreement@10>=0.2 and agreement@3>0.2")
+    for k in (3, 10):
+        found, true = nearest(world.queries, world.translated, k), nearest(world.queries, world.target[:N], k)
+        assert value(report, "as indexed", "agreement", k) == pytest.approx(overlap(found, true))
+    assert 0.2 < value(report, "as indexed", "agreement") < 0.9
+    assert value(report, "re-embedded", "agreement") == 1
+    assert value(report, "as indexed", "index-overlap") == 1
+    cell = report.evaluation.cell("as indexed", "agreement", 10)
+    assert (cell.documents, cell.among, cell.queries) == (N, "documents", Q)
+    assert report.passed
+    hit = [r in row for r, row in zip(world.relevant, nearest(world.queries, world.translated, 10), strict=True)]
+    ideal = [r in row for r, row in zip(world.relevant, nearest(world.queries, world.target[:N], 10), strict=True)]
+    assert value(report, "as indexed", "recall") == pytest.approx(np.mean(hit))
+    assert value(report, "re-embedded", "recall") == pytest.approx(np.mean(ideal))
+    assert value(report, "as indexed", "recall-retained") == pytest.approx(np.mean(hit) / np.mean(ideal))
+
+
+def test_without_queries_documents_stand_in_under_their_own_name(world):
+    report = check(world.index(), truth=world.truth(), gate="agreement@10>=0.1")
+    everyone = np.arange(N)
+    found = nearest(world.target[:N], world.translated, 10, everyone)
+    true = nearest(world.target[:N], world.target[:N], 10, everyone)
+    assert value(report, "as indexed", "doc-agreement") == pytest.approx(overlap(found, true))
+    assert not report.passed
+    assert "only doc-agreement@k can be gated" in report.decision.judgements[0].message
+    assert check(world.index(), truth=world.truth(), gate="doc-agreement@10>=0.2").passed
+
+
+def test_a_store_without_an_index_is_scanned(world):
+    plain = world.store(world.translated, world.ids, metric="ip")
+    report = check(plain, truth=world.truth(), map=world.m)
+    indexed = check(world.index(), truth=world.truth(), map=world.m)
+    assert value(report, "as indexed", "agreement") == value(indexed, "as indexed", "agreement")
+    assert report.evaluation.cell("as indexed", "index-overlap", 10).reason == "the store has no index of its own"
+
+
+def test_given_queries_and_labels_replace_those_of_the_map(world, tmp_path):
+    asked = unit(np.random.default_rng(9).standard_normal((35, D)))
+    old = unit(np.random.default_rng(8).standard_normal((35, D_IN)))
+    names = [f"new{i}" for i in range(35)]
+    labels = tmp_path / "qrels.tsv"
+    true = nearest(asked, world.target[:150], 1)[:, 0]
+    labels.write_text("".join(f"{name}\td{d}\t1\n" for name, d in zip(names, true, strict=True)))
+    given = {
+        "queries": world.store(asked, names),
+        "source_queries": world.store(old[::-1], names[::-1]),
+        "qrels": labels,
+    }
+    report = check(world.index(), map=world.m, **given)
+    found, truth = nearest(asked, world.translated[:150], 10), nearest(asked, world.target[:150], 10)
+    assert value(report, "as indexed", "agreement") == pytest.approx(overlap(found, truth))
+    found = nearest(old, world.source[:150], 10)
+    assert value(report, "status quo", "agreement") == pytest.approx(overlap(found, truth))
+    assert value(report, "re-embedded", "recall") == 1
+    del given["source_queries"]
+    report = check(world.index(), truth=world.truth(), **given)
+    found = nearest(asked, world.translated, 10)
+    assert value(report, "as indexed", "agreement") == pytest.approx(
+        overlap(found, nearest(asked, world.target[:N], 10))
+    )
+    assert value(report, "as indexed", "recall") == pytest.approx(
+        np.mean([t in f for t, f in zip(true, found, strict=True)])
+    )
+
+
+def test_stores_of_other_documents_are_refused_with_numbers(world, rows):
+    short = rows(world.ids.slice(0, 490), world.target[:490], uri="the truth")
+    with pytest.raises(DataError, match=r"500 rows, the truth has 490: 10 ids are only in the first, 0 only"):
+        check(world.index(), truth=short)
+    other = rows(pa.array([f"d{i + 3}" for i in range(N)]), world.target[:N], uri="the truth")
+    with pytest.raises(DataError, match=r"500 rows, the truth has 500: 3 ids are only in the first, 3 only"):
+        check(world.index(), truth=other)
+    numbers = rows(np.arange(N), world.target[:N], uri="the truth")
+    with pytest.raises(DataError, match=r"500 ids are only in the first, 500 only .* string and int64"):
+        check(world.index(), truth=numbers)
+    twice = rows(pa.array(["d1", *world.ids.to_pylist()[1:]]), world.target[:N], uri="the truth")
+    with pytest.raises(DataError, match=r"the truth: 1 of 500 rows repeat an id"):
+        check(world.index(), truth=twice)
+
+
+def test_another_space_or_dimension_is_refused(world):
+    asked = world.store(world.queries, world.names, space="old")
+    with pytest.raises(IncompatibleError, match=r"the index is in the space 'new', the queries the queries in 'old'"):
+        check(world.index(), map=world.m, queries=asked)
+    with pytest.raises(IncompatibleError, match=r"16 dimensions, the queries the queries has 12"):
+        check(world.index(), map=world.m, queries=world.store(world.source[:Q], world.names))
+    with pytest.raises(IncompatibleError, match="'new', the truth the truth in 'old'"):
+        check(world.index(), truth=world.truth(space="old"))
+    with pytest.raises(IncompatibleError, match="'newer', the map in 'new'"):
+        check(world.index(space="newer"), map=world.m)
+    narrow = LinearMap(world.weight[:, :9], card=Card(Side(D_IN), Side(9), "by hand"))
+    with pytest.raises(IncompatibleError, match="16 dimensions, the map has 9"):
+        check(world.index(), map=narrow)
+
+
+def test_calls_that_cannot_be_right(world):
+    with pytest.raises(UsageError, match="--map"):
+        check(world.index())
+    with pytest.raises(UsageError, match="can't read"):
+        check(world.index(), map=world.m, gate="agreement")
+    with pytest.raises(UsageError, match="source queries go with"):
+        check(world.index(), map=world.m, source_queries=world.store(world.source[:Q], world.names))
+    with pytest.raises(UsageError, match="no hold-out"):
+        check(world.index(), map=replace(world.m, holdout=None))
+    with pytest.raises(UsageError, match=r"k = 501 .* 500 documents"):
+        check(world.index(), truth=world.truth(), k=500)
