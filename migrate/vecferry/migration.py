@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,33 @@ BATCH = 8192
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Say what a migration would take: rows, bytes on disk with the stage, free bytes, seconds, bytes of memory."""
+    """Say what a migration would take.
+
+    nbytes   on disk, the stage included; `free` where that is a folder
+    seconds  to read and multiply, extrapolated from a few batches; writing, verifying and an index build come on top
+    memory   bytes, an index that FAISS builds in memory included
+    """
 
     rows: int
     nbytes: int
     free: int | None
     seconds: float
     memory: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers by name."""
+        return asdict(self)
+
+    def table(self) -> str:
+        """Write the numbers for people."""
+        free = "" if self.free is None else f" ({self.free:,} are free)"
+        return (
+            f"rows      {self.rows:,}\n"
+            f"disk      about {self.nbytes:,} bytes, the stage included{free}\n"
+            f"memory    about {self.memory / 2**20:,.0f} MiB\n"
+            f"time      at least {self.seconds:,.0f} s to read and multiply\n"
+            "dry run: nothing was written"
+        )
 
 
 def migrate(
