@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from vecferry.batch import VectorBatch
-from vecferry.errors import BadRowsError, UnsupportedError
+from vecferry.errors import UnsupportedError
 from vecferry.store import StoreInfo, find, require_all
 
 pytest.register_assert_rewrite("vecferry.testing")
@@ -27,14 +27,12 @@ class Rows:
         payload: pa.Table | None = None,
         *,
         uri: str = "memory",
-        malformed: Sequence[Any] = (),
         **info: Any,
     ) -> None:
         vectors = np.ascontiguousarray(vectors, np.float32)
         numbered = ids is None
         ids = pa.array(np.arange(len(vectors)) if numbered else ids)
         self.rows = VectorBatch(ids, vectors, payload)
-        self.malformed = list(malformed)
         fields = {"kind": "memory", "uri": uri, "count": len(vectors), "dim": vectors.shape[1]}
         fields |= {
             "id_type": None if numbered else ids.type,
@@ -54,9 +52,6 @@ class Rows:
     def take(self, ids: pa.Array) -> VectorBatch:
         places = find(self, ids)
         require_all(self.info.uri, ids, places)
-        broken = [i for i in ids.to_pylist() if i in self.malformed]
-        if broken:
-            raise BadRowsError(self.info.uri, "rows are null", broken, "Mend them.")
         return self.rows.take(places)
 
     def search(self, queries: Any, k: int, among: Any = None) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.pairs import BadRows, join, read_queries, with_roles
+from vecferry.store import open_reader
 
 RNG = np.random.default_rng(0)
 OLD, NEW = RNG.standard_normal((200, 6)), RNG.standard_normal((200, 4))
@@ -23,7 +24,7 @@ def stores(rows: Any, kind: pa.DataType | None = None, **faults: Any) -> tuple[A
     ids = pa.array([f"d{i}" if pa.types.is_string(kind) else int(i) for i in IDS], kind)
     old = faults.get("old", OLD)
     new = faults.get("new", NEW[PART])
-    source = rows(faults.get("ids", ids), old, uri="SRC", malformed=faults.get("malformed", ()))
+    source = rows(faults.get("ids", ids), old, uri="SRC")
     target = rows(faults.get("target_ids", ids.take(pa.array(PART))), new, uri="TGT")
     return source, target
 
@@ -51,7 +52,7 @@ def spoil(rows: Any, fault: str) -> tuple[Any, Any, list[int], str]:
     """Return stores with a fault, the ids that it names, and the store that it is in."""
     ids, target_ids, old, new = IDS.copy(), IDS[PART].copy(), OLD.copy(), NEW[PART].copy()
     bad = [int(target_ids[i]) for i in (3, 11)]
-    where, malformed = "SRC", []
+    where = "SRC"
     match fault:
         case "missing":
             bad = [10_001, 10_002]
@@ -65,15 +66,11 @@ def spoil(rows: Any, fault: str) -> tuple[Any, Any, list[int], str]:
             old[np.isin(IDS, bad), 2] = [np.nan, np.inf]
         case "zero in the source":
             old[np.isin(IDS, bad)] = 0
-        case "null in the source":
-            malformed = bad
         case "nan in the target":
             where, new[[3, 11], 0] = "TGT", np.nan
         case "zero in the target":
             where, new[[3, 11]] = "TGT", -0.0
-    source, target = stores(
-        rows, old=old, new=new, ids=pa.array(ids), target_ids=pa.array(target_ids), malformed=malformed
-    )
+    source, target = stores(rows, old=old, new=new, ids=pa.array(ids), target_ids=pa.array(target_ids))
     return source, target, bad, where
 
 
@@ -83,7 +80,6 @@ FAULTS = [
     "twice in the target",
     "nan in the source",
     "zero in the source",
-    "null in the source",
     "nan in the target",
     "zero in the target",
 ]
@@ -112,6 +108,25 @@ def test_faulty_rows_are_left_out_and_counted(rows: Any, fault: str) -> None:
     np.testing.assert_array_equal(
         pairs.source, OLD.astype(np.float32)[[int(np.flatnonzero(i == IDS)[0]) for i in stay]]
     )
+
+
+def test_mixed_dimensions_and_nulls_of_a_parquet_store(rows: Any, tmp_path: Path) -> None:
+    """Field case q2: a short, a long and a missing row, by name, and no other row shifted."""
+    source, _ = stores(rows)
+    column: list[Any] = NEW[PART].tolist()
+    column[2], column[40], column[41] = column[2][:3], [*column[40], 1.0], None
+    path = tmp_path / "new.parquet"
+    pq.write_table(pa.table({"id": IDS[PART], "vector": column}), path)
+    bad = IDS[PART][[2, 40, 41]].tolist()
+    with open_reader(f"parquet:{path}") as target:
+        with pytest.raises(BadRowsError, match="3 vectors are null, of another length") as caught:
+            join(source, target, BadRows())
+        assert caught.value.ids == bad
+        pairs = join(source, target, BadRows(skip=True))
+    assert pairs.ids.to_pylist() == [i for i in IDS[PART].tolist() if i not in bad]
+    stay = ~np.isin(IDS[PART], bad)
+    np.testing.assert_array_equal(pairs.target, NEW[PART].astype(np.float32)[stay])
+    np.testing.assert_array_equal(pairs.source, OLD.astype(np.float32)[PART][stay])
 
 
 def test_length_beyond_float32_is_a_fault(rows: Any) -> None:

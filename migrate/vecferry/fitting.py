@@ -122,7 +122,7 @@ def fit(
         warnings.append(likeness.warning)
     if not measured["relative_error"] < NO_BETTER:
         warnings.append(
-            f"the held-out error is {measured['relative_error']:.2f} of that of the mean vector: the map predicts next to "
+            f"the held-out error is {measured['relative_error']:.2f} of the mean vector's: the map predicts next to "
             "nothing. Are the ids the same texts on both sides, the models those declared, and the pairs enough?"
         )
     parameters = dict(solution.parameters) | {

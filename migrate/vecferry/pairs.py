@@ -77,22 +77,14 @@ class BadRows:
         return ~bad
 
     def take(self, reader: Reader, ids: pa.Array) -> VectorBatch:
-        """Take rows of a store by id, without those that are no vectors at all (null, ragged, zero, NaN)."""
-        uri = reader.info.uri
-        while True:
-            try:
-                batch = reader.take(ids)
-                break
-            except BadRowsError as error:
-                bad = np.isin(id_keys(ids), id_keys(pa.array(error.ids, ids.type)))
-                if not self.skip or not bad.any():
-                    raise
-                ids = ids.filter(pa.array(self.drop(bad, ids, uri, "rows are not vectors of this store", "")))
-        bad = faulty(batch.vectors)
+        """Take the usable rows of a store by id."""
+        batch = reader.take(ids)
+        uri, bad = reader.info.uri, faulty(batch.vectors)
         zero = bad & ~batch.vectors.any(axis=1)
         cure = "Mend them"
         keep = self.drop(zero, batch.ids, uri, "vectors are all zeros", cure)
-        keep &= self.drop(bad & ~zero, batch.ids, uri, "vectors hold NaN, infinite or too large numbers", cure)
+        fault = "vectors are null, of another length, or hold NaN, infinite or too large numbers"
+        keep &= self.drop(bad & ~zero, batch.ids, uri, fault, cure)
         return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
     def whole(self, reader: Reader) -> VectorBatch:
