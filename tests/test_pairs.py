@@ -181,6 +181,8 @@ def test_role_column_marks_the_holdout(rows: Any) -> None:
     assert pairs.marked.tolist() == [m == "holdout" for m in marks]
     other = join(source, rows(IDS[PART], NEW[PART], roles(["author"] * 70)), BadRows())
     assert other.marked is None
+    with pytest.raises(DataError, match="TGT: all 70 rows have the role 'fit'"):
+        join(source, rows(IDS[PART], NEW[PART], roles(["fit"] * 70), uri="TGT"), BadRows())
     with pytest.raises(DataError, match="'role' holds author, test beside"):
         join(source, rows(IDS[PART], NEW[PART], roles(["holdout", "author", "test"] + ["fit"] * 67)), BadRows())
 
@@ -198,7 +200,7 @@ def test_sample_file_marks_the_holdout(rows: Any, tmp_path: Path) -> None:
     with pytest.raises(BadRowsError, match="10 pairs are not in this sample"):
         with_roles(pairs, path)
     pq.write_table(pa.table({"id": IDS, "role": ["fit"] * 200}), path)
-    with pytest.raises(DataError, match="none of its 200 rows"):
+    with pytest.raises(DataError, match="all 200 rows have the role 'fit'"):
         with_roles(pairs, path)
     pq.write_table(pa.table({"id": IDS}), path)
     with pytest.raises(DataError, match="not a sample"):

@@ -223,6 +223,11 @@ def _marks(rows: VectorBatch, where: str) -> Mask | None:
 def _held(roles: pa.ChunkedArray, where: str) -> Mask | None:
     """Return which rows a role column marks as held out; None if none, as in one of another meaning."""
     values = roles.to_pylist()
+    if set(values) == {FIT}:
+        raise DataError(
+            f"{where}: all {len(values)} rows have the role {FIT!r}: encode the sample's {HOLDOUT!r} rows with the new "
+            "model too, or nothing can be measured"
+        )
     if HOLDOUT not in values:
         return None
     other = sorted({str(v) for v in values} - {FIT, HOLDOUT})
