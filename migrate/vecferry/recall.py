@@ -28,6 +28,7 @@ SLACK = 1e-6
 
 RESAMPLES = 2000
 _DOCUMENTS, _QUERIES = 4096, 512  # rows of one float32 product: 8 MB of scores at a time
+_PAIRS = 256  # rows scored in float64 at a time, few enough to stay in cache
 
 
 def require_k(k: int, documents: int) -> None:
@@ -55,7 +56,7 @@ def scores_at(queries: Floats, documents: Floats, places: Places, metric: Metric
     """Return the score of each place `[q, m]` for its query and its slack; -inf and 0 where a place is -1."""
     scores, slack = np.full(places.shape, -np.inf), np.zeros(places.shape)
     rows, columns = np.nonzero(places >= 0)
-    for part in _slices(len(rows), _DOCUMENTS):
+    for part in _slices(len(rows), _PAIRS):
         r, c = rows[part], columns[part]
         scores[r, c], slack[r, c] = paired_scores(queries[r], documents[places[r, c]], metric)
     return scores, slack
@@ -118,7 +119,7 @@ class TopK:
             keep &= products >= (np.partition(products, -self.k, axis=1)[:, -self.k] - error)[:, None]
         row, column = np.nonzero(keep)
         scores = np.empty(len(row))
-        for part in _slices(len(row), _DOCUMENTS):
+        for part in _slices(len(row), _PAIRS):
             scores[part], _ = paired_scores(self._given[rows][row[part]], block[column[part]], self.metric)
         n = len(products)
         row = np.concatenate([np.repeat(np.arange(n), self.k), row])
