@@ -9,12 +9,15 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 
 from vecferry.batch import VectorBatch
 from vecferry.errors import UnsupportedError
 from vecferry.store import StoreInfo, find, require_all
 
 pytest.register_assert_rewrite("vecferry.testing")
+settings.register_profile("steady", deadline=None, derandomize=True)  # the same examples on every machine, fast or slow
+settings.load_profile("steady")
 
 
 class Rows:

@@ -55,10 +55,12 @@ class Uri:
         if question and not kind and Path(rest).exists():
             path, query = rest, ""  # a file with a question mark in its name
         try:
-            pairs = parse_qsl(query, strict_parsing=True) if query else []
+            pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
         except ValueError as error:
             raise UsageError(f"{text}: options after '?' must be key=value joined by '&'") from error
-        return cls(kind, path, dict(pairs))
+        if len(options := dict(pairs)) < len(pairs):
+            raise UsageError(f"{text}: an option is given twice")
+        return cls(kind, path, options)
 
     def require(self, *allowed: str) -> None:
         """Raise UsageError if the address has an option that its adapter doesn't know."""
