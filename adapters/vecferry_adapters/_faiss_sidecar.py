@@ -1,0 +1,82 @@
+"""What a FAISS file has no place for, in `NAME.vecferry.json` beside it: the space, the metric, the id type, the past.
+
+It holds an entry for each file that it may belong to, by the file's fingerprint. So it can be written before the file
+is published, and stays right when the file is swapped with its backup: at every instant whatever stands under the
+name finds its own entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vecferry_adapters._staging import backup_of, write_json
+
+log = logging.getLogger("vecferry")
+
+SUFFIX = ".vecferry.json"
+ENDS = 1 << 16
+BLOCKS, BLOCK = 64, 4096
+
+
+def fingerprint(path: Path) -> str:
+    """Hash a file's size, its two ends, and blocks at even distances between them; cheap however large it is."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(ENDS))
+        for i in range(1, BLOCKS):
+            file.seek(size * i // BLOCKS)
+            digest.update(file.read(BLOCK))
+        file.seek(max(0, size - ENDS))
+        digest.update(file.read(ENDS))
+    return digest.hexdigest()
+
+
+def _sidecar_of(path: Path) -> Path:
+    """Return the sidecar's path; a backup shares that of the file it is the backup of."""
+    return path.with_name(path.name.removesuffix(".bak") + SUFFIX)
+
+
+def _entries(sidecar: Path) -> dict[str, dict[str, Any]]:
+    try:
+        held = json.loads(sidecar.read_text(encoding="utf-8"))
+        entries = held["files"]
+        if held["format"] == 1 and all(isinstance(entry, dict) for entry in entries.values()):
+            found: dict[str, dict[str, Any]] = entries
+            return found
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    log.warning("%s is damaged or of another version, so what it says is ignored", sidecar)
+    return {}
+
+
+def read_entry(path: Path) -> Mapping[str, Any]:
+    """Return what was recorded of a file, nothing where nobody did or where it was replaced since."""
+    sidecar = _sidecar_of(path)
+    entries = _entries(sidecar)
+    if not entries:
+        return {}
+    entry = entries.get(fingerprint(path))
+    if entry is None:
+        log.warning("%s speaks of another file than %s, so what it says is ignored", sidecar, path)
+    return entry or {}
+
+
+def add_entry(target: Path, staged: Path, entry: Mapping[str, Any]) -> None:
+    """Record what a file that is about to become `target` is, beside what is recorded of the present one."""
+    sidecar = _sidecar_of(target)
+    write_json(sidecar, {"format": 1, "files": _entries(sidecar) | {fingerprint(staged): dict(entry)}})
+
+
+def trim_entries(target: Path) -> None:
+    """Forget files that are neither the target nor its backup."""
+    sidecar = _sidecar_of(target)
+    present = {fingerprint(path) for path in (target, backup_of(target)) if path.is_file()}
+    write_json(sidecar, {"format": 1, "files": {k: v for k, v in _entries(sidecar).items() if k in present}})
