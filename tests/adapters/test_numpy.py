@@ -15,7 +15,7 @@ import pytest
 from vecferry import store
 from vecferry.batch import VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, StoppedError, UnsupportedError, UsageError
-from vecferry.testing import AdapterSuite, contents, cut
+from vecferry.testing import AdapterSuite, ReaderSuite, contents, cut
 from vecferry_adapters import _numpy_writer
 
 
@@ -39,7 +39,11 @@ class TestFolder(NumpySuite):
     pass
 
 
-class TestFortranOrderWithIdsElsewhere(NumpySuite):
+class TestFortranOrderWithIdsElsewhere(ReaderSuite):
+    kind = "npy"
+    no_payload = "an array holds vectors only"
+    no_search = "an array has no index"
+
     def make(self, folder: Path, rows: VectorBatch) -> str:
         np.save(folder / "x.bin.npy", np.asfortranarray(rows.vectors.astype(">f8")))
         np.save(folder / "keys.npy", rows.ids.to_numpy().astype(">i8"))

@@ -18,7 +18,7 @@ import pytest
 from vecferry import store
 from vecferry.batch import VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
-from vecferry.testing import ID_TYPES, AdapterSuite, contents, cut
+from vecferry.testing import ID_TYPES, AdapterSuite, ReaderSuite, contents, cut
 from vecferry_adapters import _parquet_writer
 
 
@@ -43,6 +43,11 @@ def ragged(x: np.ndarray, dtype: str = "float32", large: bool = False) -> pa.Arr
     return cls.from_arrays(pa.array(offsets, kind), pa.array(x.astype(dtype).reshape(-1)))
 
 
+class ParquetSources(ReaderSuite):
+    kind = "parquet"
+    no_search = "Parquet has no index"
+
+
 class ParquetSuite(AdapterSuite):
     kind = "parquet"
     id_types = (pa.int64(), *(k for k in ID_TYPES if k != pa.int64()))
@@ -61,7 +66,7 @@ class TestFile(ParquetSuite):
     pass
 
 
-class TestFolderOfDoubles(ParquetSuite):
+class TestFolderOfDoubles(ParquetSources):
     def make(self, folder: Path, rows: VectorBatch) -> str:
         parts = folder / "parts"
         parts.mkdir()
@@ -74,7 +79,7 @@ class TestFolderOfDoubles(ParquetSuite):
         return f"parquet:{parts}"
 
 
-class TestGlobOfNestedLargeLists(ParquetSuite):
+class TestGlobOfNestedLargeLists(ParquetSources):
     def make(self, folder: Path, rows: VectorBatch) -> str:
         for i, at in enumerate(range(0, self.count, 300)):
             part = rows.take(np.arange(at, min(at + 300, self.count)))
@@ -83,14 +88,14 @@ class TestGlobOfNestedLargeLists(ParquetSuite):
         return f"parquet:{folder}/*.parquet?vector=a.emb&id=doc_id"
 
 
-class TestTensors(ParquetSuite):
+class TestTensors(ParquetSources):
     def make(self, folder: Path, rows: VectorBatch) -> str:
         tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.float32(), [self.dim]), fixed(rows.vectors))
         pq.write_table(table_of(rows, tensors), folder / "wrong-extension.csv")
         return f"parquet:{folder / 'wrong-extension.csv'}"
 
 
-class TestBlobs(ParquetSuite):
+class TestBlobs(ParquetSources):
     def make(self, folder: Path, rows: VectorBatch) -> str:
         blobs = pa.array([v.astype("<f4").tobytes() for v in rows.vectors])
         pq.write_table(table_of(rows, blobs), folder / "source.parquet")
@@ -175,6 +180,11 @@ def test_blobs_of_a_wrong_length_are_bad_rows(tmp_path: Path) -> None:
         store.open_reader(f"parquet:{uri}?vector=emb")
     with pytest.raises(DataError, match="binary"):
         store.open_reader(uri)
+    with pytest.raises(UsageError, match="name the column"):
+        store.open_reader(f"parquet:{uri}?dtype=float32")
+    odd = column(tmp_path, pa.array([good[:7]]))
+    with pytest.raises(DataError, match="7 bytes"):
+        store.open_reader(f"parquet:{odd}?vector=emb&dtype=float32")
 
 
 def test_a_double_beyond_float_is_infinite(tmp_path: Path) -> None:
@@ -326,6 +336,17 @@ def test_columns_keep_their_names_places_and_metadata(tmp_path: Path, rows: Vect
     assert pq.read_table(tmp_path / "renamed" / "part-00000.parquet").column_names[:3] == ["key", "text", "v2"]
     rewrite(str(tmp_path / "source.parquet"), str(tmp_path / "bare"), payload=None)
     assert pq.read_table(tmp_path / "bare" / "part-00000.parquet").column_names == ["doc_id", "emb"]
+
+
+def test_lists_keep_what_they_call_their_elements(tmp_path: Path) -> None:
+    """Files of older tools say `item` where the Parquet standard says `element`."""
+    tags = pa.array([["a"], None], pa.list_(pa.field("item", pa.string(), nullable=False)))
+    path = Path(column(tmp_path, fixed(np.ones((2, 2), np.float32)), tags=tags))
+    pq.write_table(pq.read_table(path).set_column(2, "tags", tags), path, use_compliant_nested_type=False)
+    rewrite(f"parquet:{path}", f"parquet:{tmp_path / 'target'}")
+    got = pq.read_schema(tmp_path / "target" / "part-00000.parquet")
+    assert got.field("tags").equals(pq.read_schema(path).field("tags"), check_metadata=True)
+    assert got.field("tags").type.value_field.name == "item"
 
 
 def test_metadata_survives_without_payload_columns(tmp_path: Path) -> None:

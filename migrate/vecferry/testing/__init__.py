@@ -13,11 +13,14 @@ and give a reason for everything that the store can't do:
 
         def target(self, folder):
             return f"mystore:{folder / 'target.my'}"
+
+`ReaderSuite` is its reading half, for stores of the same kind that are made in another way.
 """
 
 from __future__ import annotations
 
+from vecferry.testing.reading import ReaderSuite
 from vecferry.testing.rows import ID_TYPES, assert_same, contents, cut, sample_ids, sample_payload
 from vecferry.testing.writing import AdapterSuite
 
-__all__ = ["ID_TYPES", "AdapterSuite", "assert_same", "contents", "cut", "sample_ids", "sample_payload"]
+__all__ = ["ID_TYPES", "AdapterSuite", "ReaderSuite", "assert_same", "contents", "cut", "sample_ids", "sample_payload"]

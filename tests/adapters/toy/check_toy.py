@@ -15,6 +15,7 @@ from vecferry.testing import AdapterSuite
 
 class TestToy(AdapterSuite):
     kind = "toy"
+    count = 300
     id_types = (pa.int64(), pa.string())
     no_payload = "a line holds an id and a vector"
     no_search = "a text file has no index"
