@@ -139,9 +139,7 @@ def find_vectors(schema: pa.Schema, where: str, asked: str | None, dtype: str | 
             "binary column say ?vector=NAME&dtype=float32"
         )
     # a column may have a dot in its own name; that one comes before a field of a struct
-    matches = [(path, kind) for path, kind in fields if path == (asked,)] or [
-        m for m in fields if ".".join(m[0]) == asked
-    ]
+    matches = sorted((m for m in fields if ".".join(m[0]) == asked), key=lambda m: len(m[0]))
     if not matches:
         raise UsageError(f"{where}: no column {asked!r} among {', '.join('.'.join(path) for path, _ in fields)}")
     path, kind = matches[0]
