@@ -208,16 +208,10 @@ class _Job:
     ) -> Report:
         """Rewrite, verify, measure, publish; where that stops early, leave only a stage that can be resumed."""
         reader, plan = self.reader, self.plan
-        fresh = writer.progress.rows == 0
         try:
             check_payload(reader.info, plan.target.kind, writer.capabilities, self.keep)
             check_space(plan, writer.progress.rows)
-        except UsageError:
-            if fresh:
-                writer.abort()
-            raise
-        clock = [time.perf_counter()]
-        try:
+            clock = [time.perf_counter()]
             with kernel(self.m, self.device, self.threads) as translate:
                 with _bar(reader.info.count, progress) as advance:
                     tally = rewrite(
@@ -261,6 +255,10 @@ class _Job:
             clock.append(time.perf_counter())
         except DataError:
             writer.abort()
+            raise
+        except UsageError:
+            if writer.progress.rows == 0:  # refused before any work: nothing is worth keeping
+                writer.abort()
             raise
         except KeyboardInterrupt:
             done = f"{writer.progress.rows:,} of {reader.info.count:,} rows are safe in the stage"
