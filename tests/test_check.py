@@ -115,7 +115,7 @@ def test_truth_measures_at_full_size_whatever_its_order(world):
     ideal = [r in row for r, row in zip(world.relevant, nearest(world.queries, world.target[:N], 10), strict=True)]
     assert value(report, "as indexed", "recall") == pytest.approx(np.mean(hit))
     assert value(report, "re-embedded", "recall") == pytest.approx(np.mean(ideal))
-    assert value(report, "as indexed", "recall-retained") == pytest.approx(np.mean(hit) / np.mean(ideal))
+    assert value(report, "as indexed", "retention.recall") == pytest.approx(np.mean(hit) / np.mean(ideal))
 
 
 def test_without_queries_documents_stand_in_under_their_own_name(world):

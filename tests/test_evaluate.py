@@ -154,8 +154,8 @@ def test_identity_and_labels(indexed):
         found[name] = (at < 10).mean(), np.where(at < 10, 1 / np.log2(at + 2), 0).mean()
         assert (value(e, name, "recall"), value(e, name, "ndcg")) == pytest.approx(found[name])
     kept = found["translated"][1] / found["re-embedded"][1]
-    assert value(e, "translated", "ndcg-retained") == pytest.approx(kept)
-    assert e.cell("re-embedded", "ndcg-retained", 10) is None
+    assert value(e, "translated", "retention.ndcg") == pytest.approx(kept)
+    assert e.cell("re-embedded", "retention.ndcg", 10) is None
     assert 0 < kept < 1
 
 

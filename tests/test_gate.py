@@ -44,6 +44,7 @@ def test_a_gate_is_read():
         ("agreement@10<0.3", "a gate asks how good"),
         ("cosine@10>=0.9", "no metric 'cosine'"),
         ("identity@1>=0.9", "identity recall saturates"),
+        ("retention.agreement@10>=0.9", "what is retained of it is agreement itself"),
         ("agreement@0>=0.3", "k must be at least 1"),
         ("agreement@10>=35", "metrics lie between 0 and 1"),
         ("agreement@10>=0", "metrics lie between 0 and 1"),
@@ -86,6 +87,19 @@ def test_the_lower_end_decides(gate, outcome, message):
     decision = decide(Gate.parse(gate), measured())
     assert (decision.outcome, decision.passed) == (outcome, outcome == "pass")
     assert message in decision.judgements[0].message
+
+
+def test_a_condition_may_be_relative_to_re_embedding():
+    gate = Gate.parse("retention.nDCG@10>=0.95")
+    assert gate.conditions == (Condition("retention.ndcg", 10, ">=", 0.95),)
+    assert decide(gate, measured(0.97, 0.955, 0.99, metric="retention.ndcg")).passed
+    decision = decide(gate, measured(0.97, 0.94, 0.99, metric="retention.ndcg"))
+    assert decision.outcome == "inconclusive"
+    assert "retention.ndcg@10 is 0.970 [0.940, 0.990] among 900 held-out documents, 250 labelled queries" in (
+        decision.judgements[0].message
+    )
+    assert decide(gate, measured(0.9, 0.88, 0.92, metric="retention.ndcg")).outcome == "fail"
+    assert decide(gate, measured(1, 1, 1, metric="ndcg")).outcome == "inconclusive"
 
 
 def test_too_few_queries_or_documents_are_inconclusive_and_counted():

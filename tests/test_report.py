@@ -36,7 +36,7 @@ def evaluation(translated: float = 0.05, status_quo: float | None = 0.24) -> Eva
                 (
                     cell("agreement", 0.378),
                     cell("ndcg", translated, queries=88),
-                    cell("ndcg-retained", 0.2, queries=88),
+                    cell("retention.ndcg", 0.2, queries=88),
                     cell("identity", 0.97, queries=900),
                 ),
             ),

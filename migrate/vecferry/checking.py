@@ -262,5 +262,5 @@ class _Size:
                 values = score(found[0], found[1], k)
                 cells.append(self.cell(metric, k, values))
                 if ideal is not None and ideal[1] is not None:
-                    cells.append(self.cell(f"{metric}-retained", k, values, score(ideal[0], ideal[1], k)))
+                    cells.append(self.cell(f"retention.{metric}", k, values, score(ideal[0], ideal[1], k)))
         return Row(name, tuple(cells))

@@ -163,7 +163,7 @@ class _Bench:
             values = score(found, qrels, k)
             yield self._cell(metric, k, values)
             if name != RE_EMBEDDED:
-                yield self._cell(f"{metric}-retained", k, values, score(self.asked.places, qrels, k))
+                yield self._cell(f"retention.{metric}", k, values, score(self.asked.places, qrels, k))
 
 
 def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from vecferry.errors import UsageError
 from vecferry.measured import AS_INDEXED, Cell, Evaluation
 
-METRICS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap")
+METRICS = ("agreement", "doc-agreement", "recall", "ndcg", "retention.recall", "retention.ndcg", "index-overlap")
 EXAMPLE = '--gate "agreement@10>=0.35 and ndcg@10>=0.2"'
 
 MIN_QUERIES = 30
@@ -18,7 +18,7 @@ MIN_QUERIES = 30
 CHANCE = 0.1
 """The share of a threshold that chance, k of n documents, may reach; more, and passing would prove little."""
 
-_CONDITION = re.compile(r"\s*([a-z-]+)\s*@\s*([0-9]+)\s*(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE)
+_CONDITION = re.compile(r"\s*([a-z.-]+)\s*@\s*([0-9]+)\s*(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +111,11 @@ def _condition(part: str, text: str) -> Condition:
         raise UsageError(
             f"{part.strip()!r}: identity recall saturates near 1 for maps whose searches agree by a third, so it can't "
             f"be gated; gate what users see, as in {EXAMPLE}"
+        )
+    if metric == "retention.agreement":
+        raise UsageError(
+            f"{part.strip()!r}: agreement is measured against re-embedding already, so what is retained of it is "
+            f"agreement itself, as in {EXAMPLE}"
         )
     if metric not in METRICS:
         raise UsageError(f"{part.strip()!r}: no metric {metric!r}; there are {', '.join(METRICS)}, as in {EXAMPLE}")

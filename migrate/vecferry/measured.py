@@ -17,7 +17,7 @@ AS_INDEXED, CASCADE, RE_EMBEDDED = "as indexed", "cascade", "re-embedded"
 class Cell:
     """Hold one number with its 95 % interval over queries, or the reason why there is none.
 
-    metric     agreement, doc-agreement, identity, recall, ndcg, recall-retained, ndcg-retained, index-overlap
+    metric     agreement, doc-agreement, identity, recall, ndcg, retention.recall, retention.ndcg, index-overlap
     documents  among how many documents it was measured, and with how many `queries`
     among      what the documents are: "held-out documents", or "documents" at full size
     """

@@ -15,7 +15,6 @@ from vecferry.measured import CASCADE, RE_EMBEDDED, STATUS_QUO, TRANSLATED, Cell
 
 FORMAT = 1
 SECTIONS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap")
-RETAINED = {"recall": "recall-retained", "ndcg": "ndcg-retained"}
 NEXT = {
     "pass": "vecferry inspect {destination}",
     "fail": "look at the staged index, or fit a better map; the old index is as it was",
@@ -164,7 +163,7 @@ def _tables(evaluation: Evaluation) -> Iterator[str]:
                     number = reasons.setdefault(cell.reason or "", len(reasons) + 1)
                     yield f"  {row.name:{width}}      -  ({number})"
                     continue
-                retained = row.cell(RETAINED[metric], k) if metric in RETAINED else None
+                retained = row.cell(f"retention.{metric}", k)
                 yield f"  {row.name:{width}}  {_number(cell)}{_percent(retained)}".rstrip()
             yield ""
     yield f"ranked by {evaluation.metric}"
