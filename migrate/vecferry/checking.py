@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from vecferry.batch import Floats, id_keys
-from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.asking import Asked, same_space
+from vecferry.batch import id_keys
+from vecferry.errors import DataError, UsageError
 from vecferry.evaluate import OVERLAP_QUERIES, STAND_INS, evaluate
 from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_scan
 from vecferry.gate import Gate, decide
-from vecferry.holdout import Holdout, Qrels, holdout_of
+from vecferry.holdout import Qrels, holdout_of
 from vecferry.linear import LinearMap
 from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, Row
-from vecferry.qrels import Labels, as_ids, as_strings, read_qrels
 from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right
 from vecferry.report import Report
-from vecferry.store import Reader, Uri, find, opened, require_all
+from vecferry.store import Reader, Uri, find, opened
 
 
 def check(
@@ -57,8 +57,8 @@ def check(
     with opened(destination) as index, nullcontext() if truth is None else opened(truth) as true:
         if m is not None:
             space = m.card.space if m.card is not None else None
-            _same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
-        asked = _Asked.read(index, m, queries, source_queries, qrels)
+            same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
+        asked = Asked.read(index, m, queries, source_queries, qrels)
         if true is not None:
             evaluation = _at_full_size(index, true, m, asked, wanted, k, seed)
         else:
@@ -75,76 +75,6 @@ def check(
             "truth": true.info.uri if true is not None else None,
         }
     return Report(facts, evaluation, decide(wanted, evaluation) if wanted is not None else None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """Hold the queries to measure with: given, or those of a map's hold-out; and labels, by id."""
-
-    ids: pa.Array
-    vectors: Floats | None
-    source: Floats | None
-    labels: Labels | None
-    given: bool
-
-    @classmethod
-    def read(cls, index: Reader, m: LinearMap | None, queries: Any, source_queries: Any, qrels: Any) -> _Asked:
-        labels = None if qrels is None else read_qrels(qrels)
-        if queries is None:
-            if source_queries is not None:
-                raise UsageError("--source-queries goes with --queries: both are matched by id")
-            held = holdout_of(m) if m is not None else None
-            if held is None or held.queries is None:
-                return cls(pa.array([], pa.string()), None, None, labels, given=False)
-            if labels is None and held.qrels is not None:
-                names = (held.query_ids.take(pa.array(held.qrels.query)), held.ids.take(pa.array(held.qrels.document)))
-                labels = Labels("the map's hold-out", names[0], as_strings(names[1]), held.qrels.grade)
-            return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
-        with opened(queries) as store:
-            _same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
-            ids, vectors = _all(store)
-        source = None
-        if source_queries is not None:
-            with opened(source_queries) as store:
-                places = find(store, ids)
-                require_all(store.info.uri, ids, places)
-                source = store.take(ids).vectors
-        return cls(as_strings(ids), vectors, source, labels, given=True)
-
-    def of(self, held: Holdout) -> Holdout:
-        """Put these queries and labels in the place of a hold-out's own."""
-        if self.given:
-            held = replace(held, query_ids=self.ids, queries=self.vectors, source_queries=self.source, qrels=None)
-        return held if self.labels is None else replace(held, qrels=self.labels.match(held.query_ids, held.ids))
-
-    def found_in(self, store: Reader) -> Qrels | None:
-        """Return the labels with documents as places of a store."""
-        if self.labels is None:
-            return None
-        ids = as_ids(self.labels.documents, store.info.id_type)
-        qrels, places = self.labels.match(self.ids, ids), find(store, ids)
-        if qrels is None:
-            return None
-        document = places[qrels.document]
-        here = document >= 0
-        return Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
-
-
-def _same_space(index: Reader, space: str | None, dim: int, what: str) -> None:
-    """Refuse what isn't in the space of the index: by its name where both are known, by its dimension always."""
-    info = index.info
-    if info.dim != dim:
-        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {what} has {dim}")
-    if info.space is not None and space is not None and info.space != space:
-        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {what} in {space!r}: use the same model")
-
-
-def _all(store: Reader) -> tuple[pa.Array, Floats]:
-    """Read a store that fits in memory, such as one of queries."""
-    batches = list(store.read(BATCH))
-    if not batches:
-        raise DataError(f"{store.info.uri} is empty")
-    return pa.concat_arrays([b.ids for b in batches]), np.concatenate([b.vectors for b in batches])
 
 
 def _keys(store: Reader) -> NDArray[np.uint64]:
@@ -184,12 +114,12 @@ def _metric(index: Reader, truth: Reader, m: LinearMap | None, notes: list[str])
 
 
 def _at_full_size(
-    index: Reader, true: Reader, m: LinearMap | None, asked: _Asked, gate: Gate | None, k: int, seed: int
+    index: Reader, true: Reader, m: LinearMap | None, asked: Asked, gate: Gate | None, k: int, seed: int
 ) -> Evaluation:
     """Search the index for all its documents, and judge what it finds by one pass over the true vectors."""
     notes: list[str] = []
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
-    _same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}")
+    same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}")
     count = _same_ids(index, true)
     metric = _metric(index, true, m, notes)
     own = None

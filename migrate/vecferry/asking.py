@@ -1,0 +1,88 @@
+"""What an index is asked: queries and labels, given or those of a map's hold-out, found in stores by id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from vecferry.batch import Floats
+from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.fullsize import BATCH
+from vecferry.holdout import Holdout, Qrels, holdout_of
+from vecferry.linear import LinearMap
+from vecferry.qrels import Labels, as_ids, as_strings, read_qrels
+from vecferry.store import Reader, find, opened, require_all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """Hold the queries to measure with: given, or those of a map's hold-out; and labels, by id."""
+
+    ids: pa.Array
+    vectors: Floats | None
+    source: Floats | None
+    labels: Labels | None
+    given: bool
+
+    @classmethod
+    def read(cls, index: Reader, m: LinearMap | None, queries: Any, source_queries: Any, qrels: Any) -> Asked:
+        """Read queries and labels; raise IncompatibleError for queries of another space or dimension."""
+        labels = None if qrels is None else read_qrels(qrels)
+        if queries is None:
+            if source_queries is not None:
+                raise UsageError("--source-queries goes with --queries: both are matched by id")
+            held = holdout_of(m) if m is not None else None
+            if held is None or held.queries is None:
+                return cls(pa.array([], pa.string()), None, None, labels, given=False)
+            if labels is None and held.qrels is not None:
+                names = (held.query_ids.take(pa.array(held.qrels.query)), held.ids.take(pa.array(held.qrels.document)))
+                labels = Labels("the map's hold-out", names[0], as_strings(names[1]), held.qrels.grade)
+            return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
+        with opened(queries) as store:
+            same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
+            ids, vectors = _read_all(store)
+        source = None
+        if source_queries is not None:
+            with opened(source_queries) as store:
+                places = find(store, ids)
+                require_all(store.info.uri, ids, places)
+                source = store.take(ids).vectors
+        return cls(as_strings(ids), vectors, source, labels, given=True)
+
+    def of(self, held: Holdout) -> Holdout:
+        """Put these queries and labels in the place of a hold-out's own."""
+        if self.given:
+            held = replace(held, query_ids=self.ids, queries=self.vectors, source_queries=self.source, qrels=None)
+        return held if self.labels is None else replace(held, qrels=self.labels.match(held.query_ids, held.ids))
+
+    def found_in(self, store: Reader) -> Qrels | None:
+        """Return the labels with documents as places of a store."""
+        if self.labels is None:
+            return None
+        ids = as_ids(self.labels.documents, store.info.id_type)
+        qrels, places = self.labels.match(self.ids, ids), find(store, ids)
+        if qrels is None:
+            return None
+        document = places[qrels.document]
+        here = document >= 0
+        return Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
+
+
+def same_space(index: Reader, space: str | None, dim: int, what: str) -> None:
+    """Refuse what isn't in the space of the index: by its name where both are known, by its dimension always."""
+    info = index.info
+    if info.dim != dim:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {what} has {dim}")
+    if info.space is not None and space is not None and info.space != space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {what} in {space!r}: use the same model")
+
+
+def _read_all(store: Reader) -> tuple[pa.Array, Floats]:
+    """Read a store that fits in memory, such as one of queries."""
+    batches = list(store.read(BATCH))
+    if not batches:
+        raise DataError(f"{store.info.uri} is empty")
+    return pa.concat_arrays([b.ids for b in batches]), np.concatenate([b.vectors for b in batches])
