@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
@@ -139,7 +139,9 @@ def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Parquet file for ids, payload and role."
 )
-def sample(source: str, size: int, strategy: str, qrels: Path | None, seed: int, output: Path) -> None:
+def sample(
+    source: str, size: int, strategy: Literal["random", "spread"], qrels: Path | None, seed: int, output: Path
+) -> None:
     """Draw the documents to encode with the new model: some to fit on, some held out."""
     drawn = vecferry.sample(source, size, strategy=strategy, qrels=qrels, seed=seed, output=output)
     click.echo(drawn.table())

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class Estimate:
 
 def migrate(
     source: Any,
-    destination: str | Uri,
+    destination: str | Path | Uri,
     map: LinearMap | str | Path,
     *,
     index: str | None = None,
@@ -137,6 +137,7 @@ def migrate(
         plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, seed=seed, **rules)
         check_apart(reader.info, plan.destination)
         if (published := finished(plan)) is not None:
+            _clear_stage(plan)
             note = f"{plan.destination.path} was finished by this very migration before: nothing was done"
             return Report(facts=_facts(reader, plan) | {"written": published.count}, warnings=(note,))
         if payload is not None and Path(payload).exists() and not resume:
@@ -266,6 +267,12 @@ class _Job:
         names = ("rewrite", "build", "verify", "measure", "publish")
         timing = {name: b - a for name, a, b in zip(names, clock, clock[1:], strict=False)}
         return Report(facts=facts, evaluation=evaluation, decision=decision, warnings=warnings, timing=timing)
+
+
+def _clear_stage(plan: Plan) -> None:
+    """Delete what a run that was killed just after it had published left of its stage."""
+    with suppress(UsageError), open_writer(plan.destination, plan.target, resume=True, overwrite=True) as writer:
+        writer.abort()
 
 
 def _holdout(m: LinearMap, *, required: bool) -> Holdout | None:

@@ -103,7 +103,7 @@ def check_source(
 
 def make_plan(
     source: Reader,
-    destination: str | Uri,
+    destination: str | Path | Uri,
     m: LinearMap,
     card: Card,
     *,
@@ -120,7 +120,7 @@ def make_plan(
     depend on: the source's content, the map, and the options.
     """
     info = source.info
-    address = Uri.parse(destination) if isinstance(destination, str) else destination
+    address = destination if isinstance(destination, Uri) else Uri.parse(str(destination))
     address = address.as_new(info.kind)
     kind = address.kind
     same_kind = kind == info.kind
