@@ -87,7 +87,7 @@ def torch_kernel(m: LinearMap, device: str) -> Kernel:
         out = np.empty((len(x), m.d_out), np.float32)
         for start in range(0, len(x), CUDA_ROWS):
             n = min(CUDA_ROWS, len(x) - start)
-            block[:n] = torch.from_numpy(np.ascontiguousarray(x[start : start + n], dtype=np.float32)).to(device)
+            block[:n] = torch.from_numpy(np.array(x[start : start + n], np.float32)).to(device)
             block[n:] = 0
             rows = block if mean is None else block - mean
             y = (rows if m.pre == "none" else normalize(rows)) @ weight
