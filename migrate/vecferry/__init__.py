@@ -20,6 +20,7 @@ from vecferry.errors import (
 )
 
 if TYPE_CHECKING:
+    from vecferry.cascade import Cascade
     from vecferry.checking import check
     from vecferry.fitting import fit
     from vecferry.gate import Gate
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from vecferry.sampling import sample
     from vecferry.store import rollback
     from vecferry.transforming import transform
+    from vecferry.warming import warm
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "Cascade": "cascade",
     "Gate": "gate",
     "LinearMap": "linear",
     "Report": "report",
@@ -44,10 +47,12 @@ _HOME = {
     "rollback": "store",
     "sample": "sampling",
     "transform": "transforming",
+    "warm": "warming",
 }
 
 __all__ = [
     "BadRowsError",
+    "Cascade",
     "DataError",
     "Gate",
     "IncompatibleError",
@@ -65,6 +70,7 @@ __all__ = [
     "rollback",
     "sample",
     "transform",
+    "warm",
 ]
 
 

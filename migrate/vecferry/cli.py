@@ -7,6 +7,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -257,6 +258,60 @@ def transform(vectors: str, map_folder: Path, output: str) -> None:
 
     rows = transform_store(vectors, map_folder, output)
     click.echo(f"{rows:,} vectors written to {output}", err=True)
+
+
+@cli.command()
+@click.argument("index")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
+@click.option("--queries", help="The query log: a store of query vectors by the new model, repeated as they came.")
+@click.option("--budget", type=click.IntRange(min=1), help="Texts to encode at most.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Folder of true vectors; made if it isn't there.")
+@click.option("--texts", help="Parquet files with columns id and text.")
+@click.option("--encode", help="The new model, as MODULE:FUNCTION from a list of texts to vectors.")
+@click.option("-c", "c", type=click.IntRange(min=1), default=200, show_default=True, help="Candidates of each query.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Parquet file for what to encode elsewhere.")
+@click.option("--add", "vectors", help="Store of true vectors to add to the cache, instead of all this.")
+@as_json
+def warm(
+    index: str, map_folder: Path, vectors: str | None, encode: str | None, as_json: bool, **arguments: Any
+) -> None:
+    """Encode the documents that a query log needs most, into the cache of a cascade.
+
+    With --encode they are encoded here. With -o they are written to a file in order of need: encode them elsewhere,
+    then put the vectors into the cache with --add.
+    """
+    log = [name for name in ("queries", "budget") if arguments[name] is not None]
+    if vectors is not None:
+        if log or encode or arguments["output"] or arguments["cache"] is None:
+            raise vecferry.UsageError("--add takes --map and --cache, and no other option")
+        with vecferry.Cascade(index, map_folder, cache=arguments["cache"]) as cascade:
+            click.echo(f"{cascade.add(vectors):,} vectors added to {arguments['cache']}", err=True)
+        return
+    if len(log) < 2:
+        raise vecferry.UsageError(
+            "warm needs --queries and --budget; or --add, for vectors that were encoded elsewhere"
+        )
+    function = None if encode is None else load_function(encode)
+    result = vecferry.warm(index, map_folder, encode=function, progress=True, **arguments)
+    show(result, as_json)
+    if result.output is not None:
+        cache = arguments["cache"] or "CACHE"
+        click.echo(
+            f"next: encode them, then: vecferry warm {index} --map {map_folder} --cache {cache} --add VECTORS", err=True
+        )
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import MODULE:FUNCTION, also from the current folder."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise vecferry.UsageError(f"--encode {name}: no such function ({error}); give it as MODULE:FUNCTION") from error
+    finally:
+        sys.path.pop(0)
+    return found
 
 
 @cli.command()
