@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,17 @@ from numpy.typing import NDArray
 
 from vecferry.asking import Asked, same_space
 from vecferry.batch import id_keys
+from vecferry.bench import STAND_INS
 from vecferry.errors import DataError, UsageError
-from vecferry.evaluate import OVERLAP_QUERIES, STAND_INS, evaluate
+from vecferry.evaluate import OVERLAP_QUERIES, evaluate
 from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_scan
 from vecferry.gate import Gate, decide
 from vecferry.holdout import Qrels, holdout_of
 from vecferry.linear import LinearMap
-from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, Row
+from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, PerQuery, Row, Slices
 from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right
 from vecferry.report import Report
+from vecferry.slices import Slicing, documents_of, measure_slices
 from vecferry.store import Reader, Uri, find, opened
 
 
@@ -34,6 +36,8 @@ def check(
     source_queries: str | Uri | Reader | Any | None = None,
     qrels: str | Path | None = None,
     gate: str | Gate | None = None,
+    slice: str | None = None,
+    slice_file: str | Path | None = None,
     k: int = 10,
     seed: int = 0,
 ) -> Report:
@@ -43,6 +47,8 @@ def check(
     truth    a store of all documents encoded by the new model: measure at full size instead, joined by id
     queries  a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old model's
              for the same ids; `qrels` labels by query and document id
+    slice    a payload column of the index or of `truth`, or of `slice_file`, a Parquet file with ids in the column
+             `id`: measure each of its values by itself too
 
     With `truth` and neither `queries` nor a map that has some, documents stand in as queries. Raises UsageError
     with neither map nor truth, IncompatibleError where spaces or dimensions differ, DataError where `truth` and the
@@ -58,12 +64,14 @@ def check(
         if m is not None:
             space = m.card.space if m.card is not None else None
             same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
+        slicing = Slicing.of(slice, slice_file, (index, true), wanted)
         asked = Asked.read(index, m, queries, source_queries, qrels)
         if true is not None:
-            evaluation = _at_full_size(index, true, m, asked, wanted, k, seed)
+            evaluation = _at_full_size(index, true, m, asked, wanted, slicing, k, seed)
         else:
             assert m is not None
-            evaluation = evaluate(asked.of(holdout_of(m)), m, staged=index, gate=wanted, k=k, seed=seed)
+            held = asked.of(holdout_of(m))
+            evaluation = evaluate(held, m, staged=index, gate=wanted, slicing=slicing, k=k, seed=seed)
         facts = {
             "destination": index.info.uri,
             "rows": index.info.count,
@@ -114,7 +122,14 @@ def _metric(index: Reader, truth: Reader, m: LinearMap | None, notes: list[str])
 
 
 def _at_full_size(
-    index: Reader, true: Reader, m: LinearMap | None, asked: Asked, gate: Gate | None, k: int, seed: int
+    index: Reader,
+    true: Reader,
+    m: LinearMap | None,
+    asked: Asked,
+    gate: Gate | None,
+    slicing: Slicing | None,
+    k: int,
+    seed: int,
 ) -> Evaluation:
     """Search the index for all its documents, and judge what it finds by one pass over the true vectors."""
     notes: list[str] = []
@@ -145,25 +160,44 @@ def _at_full_size(
     size = _Size(ks, count, seed, stand_ins=own is not None)
     ideal = nearest, asked.found_in(true)
     as_indexed = size.row(AS_INDEXED, scores, best, (found, asked.found_in(index)), ideal)
+    names = asked.ids if own is None else own
+    per_query = [PerQuery.of(names, vectors, size.kept)]
+    slices = None if slicing is None else size.slices(slicing, true, len(vectors), ideal, own)
     if indexed:
-        queries = vectors[np.sort(np.random.default_rng(seed).permutation(len(vectors))[:OVERLAP_QUERIES])]
-        overlaps = index_overlap(index, queries, ks, metric)
+        rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:OVERLAP_QUERIES])
+        overlaps = index_overlap(index, vectors[rows], ks, metric)
+        values = {("index-overlap", k): v for k, v in overlaps.items()}
+        per_query.append(PerQuery.of(names.take(pa.array(rows)), vectors[rows], values))
         cells = tuple(size.cell("index-overlap", k, values) for k, values in overlaps.items())
     else:
         cells = tuple(Cell("index-overlap", k, reason="the store has no index of its own") for k in ks)
         notes.append("as indexed: the stored vectors, searched exactly")
     as_indexed = replace(as_indexed, cells=as_indexed.cells + cells)
-    return Evaluation((as_indexed, size.row(RE_EMBEDDED, best, best, ideal)), metric, k, tuple(notes))
+    rows_measured = (as_indexed, size.row(RE_EMBEDDED, best, best, ideal))
+    return Evaluation(rows_measured, metric, k, tuple(notes), slices, tuple(per_query))
 
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """Hold what all cells at full size share."""
+    """Hold what all cells at full size share; `kept` the values of the row "as indexed", by metric and k."""
 
     ks: tuple[int, ...]
     count: int
     seed: int
     stand_ins: bool
+    kept: dict[tuple[str, int], Values] = field(default_factory=dict)
+
+    def slices(
+        self, slicing: Slicing, true: Reader, queries: int, ideal: tuple[Places, Qrels | None], own: pa.Array | None
+    ) -> Slices:
+        if own is not None:
+            return measure_slices(
+                slicing.column, None, slicing.names(own), self.kept, self.count, seed=self.seed, full_size=True
+            )
+        rows, documents = documents_of(queries, ideal[1], ideal[0][:, 0])
+        places, which = np.unique(documents, return_inverse=True)
+        asked = rows, slicing.names(ids_at(true, places))[which]
+        return measure_slices(slicing.column, asked, None, self.kept, self.count, seed=self.seed, full_size=True)
 
     def cell(self, metric: str, k: int, values: Values, over: Values | None = None) -> Cell:
         return Cell.of(metric, k, values, self.count, seed=self.seed, over=over, full_size=True)
@@ -180,7 +214,10 @@ class _Size:
         cells: list[Cell] = []
         for k in self.ks:
             metric = "doc-agreement" if self.stand_ins else "agreement"
-            cells.append(self.cell(metric, k, share_right(scores, best, k)))
+            right = share_right(scores, best, k)
+            cells.append(self.cell(metric, k, right))
+            if name == AS_INDEXED:
+                self.kept[metric, k] = right
             if self.stand_ins:
                 reason = "no queries: pass --queries, or a map that holds some"
                 cells += [Cell(metric, k, reason=reason) for metric in ("agreement", "recall", "ndcg")]
@@ -191,6 +228,8 @@ class _Size:
                     continue
                 values = score(found[0], found[1], k)
                 cells.append(self.cell(metric, k, values))
+                if name == AS_INDEXED:
+                    self.kept[metric, k] = values
                 if ideal is not None and ideal[1] is not None:
                     cells.append(self.cell(f"retention.{metric}", k, values, score(ideal[0], ideal[1], k)))
         return Row(name, tuple(cells))

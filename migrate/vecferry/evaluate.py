@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Floats
+from vecferry.bench import Bench, Find
 from vecferry.errors import IncompatibleError, UnsupportedError
 from vecferry.fullsize import index_overlap, search
 from vecferry.gate import Gate
@@ -23,31 +23,22 @@ from vecferry.measured import (
     TRANSLATED,
     Cell,
     Evaluation,
-    Row,
+    PerQuery,
 )
 from vecferry.recall import (
     Metric,
     Places,
-    Truth,
-    Values,
-    identity_recall,
-    label_recall,
-    ndcg,
     rerank,
     topk,
-    without,
 )
+from vecferry.slices import Slicing
 from vecferry.store import Reader, find
 
-STAND_INS = 1000
-"""Documents that stand in as queries; more of them narrow an interval that is narrow already."""
 OVERLAP_QUERIES = 250
 """Queries of index overlap, each of which is compared with every vector of the store."""
 CANDIDATES = (200, 100, 50, 20)
 """Sizes of a cascade's first stage, of which the largest below a fifth of the hold-out is measured."""
 FLAT = ("Flat", "IDMap,Flat", "IDMap2,Flat")
-
-Find = Callable[[Floats, int], Places]
 
 
 def evaluate(
@@ -56,15 +47,16 @@ def evaluate(
     *,
     staged: Reader | None = None,
     gate: Gate | None = None,
+    slicing: Slicing | None = None,
     k: int = 10,
     seed: int = 0,
 ) -> Evaluation:
     """Measure the rows of every report on the same held-out documents and queries.
 
     `staged` is searched among the held-out ids for the row "as indexed", and at full size for index overlap.
-    Measured are `k` and whatever k a gate names. Documents that are not in `staged` (skipped rows) are left out of
-    every row, and counted in a note. What can't be measured says why. Raises IncompatibleError when hold-out,
-    map and store differ in dimensions, or the map carries queries.
+    Measured are `k` and whatever k a gate names; with `slicing` each slice by itself too. Documents that are not in
+    `staged` (skipped rows) are left out of every row, and counted in a note. What can't be measured says why.
+    Raises IncompatibleError when hold-out, map and store differ in dimensions, or the map carries queries.
     """
     _require(holdout, m, staged)
     metric: Metric = m.card.metric if m.card is not None else "cosine"
@@ -73,7 +65,7 @@ def evaluate(
     held, absent = _present(holdout, staged, notes)
     indexed = absent or (_index(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
     translated = m.apply(held.source)
-    bench = _Bench.of(held, metric, ks, seed)
+    bench = Bench.of(held, metric, ks, seed)
     rows = [
         bench.row(STATUS_QUO, _exact(held.source, metric), held.source_queries, held.source),
         bench.row(NAIVE_SWAP, _swap(held, metric), held.queries, held.target, identities=held.source),
@@ -82,88 +74,16 @@ def evaluate(
         bench.row(*_cascade(translated, held.target, metric, max(ks)), held.queries, held.target),
         bench.row(RE_EMBEDDED, _exact(held.target, metric), held.queries, held.target),
     ]
+    per_query = bench.per_query()
     if staged is not None:
         wanted = gate is not None and "index-overlap" in gate.metrics
-        cells = _overlap(staged, held, metric, ks, seed, wanted)
+        cells, overlaps = _overlap(staged, held, metric, ks, seed, wanted)
+        per_query += overlaps
         rows = [replace(r, cells=r.cells + cells) if r.name == AS_INDEXED else r for r in rows]
         if staged.info.lossy and cells[0].value is not None:
             notes.append("index overlap compares with exact search of what the index's codes give back")
-    return Evaluation(tuple(rows), metric, k, tuple(notes))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Bench:
-    """Hold what all rows are compared with: true neighbours of the queries, and of documents standing in."""
-
-    held: Holdout
-    metric: Metric
-    ks: tuple[int, ...]
-    seed: int
-    stand_ins: Places
-    asked: Truth | None
-    by_documents: Truth | None
-
-    @classmethod
-    def of(cls, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int) -> _Bench:
-        n = len(held.ids)
-        chosen = np.random.default_rng(seed).permutation(n)[:STAND_INS]
-        chosen.sort()
-        top = max((k for k in ks if k < n), default=0)
-        asked = Truth.of(held.queries, held.target, top, metric) if held.queries is not None and top else None
-        by_documents = Truth.of_documents(chosen, held.target, top, metric) if top else None
-        return cls(held, metric, ks, seed, chosen, asked, by_documents)
-
-    def row(
-        self, name: str, way: Find | str, queries: Floats | None, documents: Floats, identities: Floats | None = None
-    ) -> Row:
-        """Measure one way of searching, or give the reason why it can't be tried.
-
-        A user of this way asks with `queries`; `documents` holds what to ask with where documents stand in.
-        """
-        cells: list[Cell] = []
-        n, asked, by_documents = len(self.held.ids), self.asked, self.by_documents
-        usable = tuple(k for k in self.ks if k < n)
-        found = own = None
-        unasked = (
-            "no queries: pass --queries" if self.held.queries is None else "no source queries: pass --source-queries"
-        )
-        if not isinstance(way, str) and usable:
-            found = way(queries, usable[-1]) if queries is not None else None
-            own = without(way(documents[self.stand_ins], usable[-1] + 1), self.stand_ins)
-        for k in self.ks:
-            few = f"k = {k} needs more than {k} documents, {n} are held out" if k >= n else None
-            why = way if isinstance(way, str) else few
-            if found is not None and asked is not None and why is None:
-                cells.append(self._cell("agreement", k, asked.agreement(found, k)))
-            else:
-                cells.append(Cell("agreement", k, reason=why or unasked))
-            if own is not None and by_documents is not None and why is None:
-                cells.append(self._cell("doc-agreement", k, by_documents.agreement(own, k)))
-            else:
-                cells.append(Cell("doc-agreement", k, reason=why))
-            cells += self._labelled(name, k, found if why is None else None, why or unasked)
-        if identities is not None and not isinstance(way, str) and usable:
-            nearest = tuple(sorted({1, *usable}))
-            recalls = identity_recall(
-                identities[self.stand_ins], self.stand_ins, self.held.target, nearest, self.metric
-            )
-            cells += [self._cell("identity", k, values) for k, values in recalls.items()]
-        return Row(name, tuple(cells))
-
-    def _cell(self, metric: str, k: int, values: Values, over: Values | None = None) -> Cell:
-        return Cell.of(metric, k, values, len(self.held.ids), seed=self.seed, over=over)
-
-    def _labelled(self, name: str, k: int, found: Places | None, why: str) -> Iterator[Cell]:
-        qrels: Qrels | None = self.held.qrels
-        for metric, score in (("recall", label_recall), ("ndcg", ndcg)):
-            if qrels is None or found is None or self.asked is None:
-                reason = "no labels: pass --qrels" if qrels is None else why
-                yield Cell(metric, k, reason=reason)
-                continue
-            values = score(found, qrels, k)
-            yield self._cell(metric, k, values)
-            if name != RE_EMBEDDED:
-                yield self._cell(f"retention.{metric}", k, values, score(self.asked.places, qrels, k))
+    slices = None if slicing is None else bench.slices(slicing)
+    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query)
 
 
 def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:
@@ -247,7 +167,7 @@ def _index(staged: Reader, held: Holdout, metric: Metric, notes: list[str]) -> F
 
 def _overlap(
     staged: Reader, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int, wanted: bool
-) -> tuple[Cell, ...]:
+) -> tuple[tuple[Cell, ...], tuple[PerQuery, ...]]:
     """Compare the index with exact search at full size, unless it is one that searches exactly by its nature."""
     count = staged.info.count or 0
     reason = None
@@ -256,14 +176,14 @@ def _overlap(
     elif max(ks) > count:
         reason = f"k = {max(ks)} can't be found among {count} documents"
     if reason is None:
-        queries = held.queries if held.queries is not None else held.target
+        ids, queries = (held.query_ids, held.queries) if held.queries is not None else (held.ids, held.target)
         rows = np.random.default_rng(seed).permutation(len(queries))[:OVERLAP_QUERIES]
         rows.sort()
         try:
             overlaps = index_overlap(staged, queries[rows], ks, metric)
-            return tuple(
-                Cell.of("index-overlap", k, values, count, seed=seed, full_size=True) for k, values in overlaps.items()
-            )
+            cells = [Cell.of("index-overlap", k, v, count, seed=seed, full_size=True) for k, v in overlaps.items()]
+            values = {("index-overlap", k): v for k, v in overlaps.items()}
+            return tuple(cells), (PerQuery.of(ids.take(pa.array(rows)), queries[rows], values),)
         except UnsupportedError:
             reason = "the store has no index of its own"
-    return tuple(Cell("index-overlap", k, reason=reason) for k in ks)
+    return tuple(Cell("index-overlap", k, reason=reason) for k in ks), ()

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from vecferry.errors import UsageError
 from vecferry.measured import AS_INDEXED, Cell, Evaluation
 
-METRICS = ("agreement", "doc-agreement", "recall", "ndcg", "retention.recall", "retention.ndcg", "index-overlap")
+SLICED = ("agreement", "doc-agreement", "recall", "ndcg")
+WORST = "worst-slice."
+METRICS = (*SLICED, "retention.recall", "retention.ndcg", "index-overlap", *(WORST + m for m in SLICED))
 EXAMPLE = '--gate "agreement@10>=0.35 and ndcg@10>=0.2"'
 
 MIN_QUERIES = 30
@@ -59,6 +61,11 @@ class Gate:
     def metrics(self) -> frozenset[str]:
         """Every metric that must be measured."""
         return frozenset(c.metric for c in self.conditions)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether it asks for the worst slice."""
+        return any(metric.startswith(WORST) for metric in self.metrics)
 
     def __str__(self) -> str:
         return " and ".join(str(c) for c in self.conditions)
@@ -134,12 +141,20 @@ def _condition(part: str, text: str) -> Condition:
 
 
 def _judge(condition: Condition, evaluation: Evaluation) -> Judgement:
+    if condition.metric.startswith(WORST):
+        return _judge_worst(condition, evaluation)
+    cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k)
+    if cell is None or cell.value is None:
+        return Judgement(str(condition), "inconclusive", _unmeasured(condition, evaluation, cell))
+    return _judge_cell(condition, cell)
+
+
+def _judge_cell(condition: Condition, cell: Cell) -> Judgement:
     def judgement(outcome: Literal["pass", "fail", "inconclusive"], message: str) -> Judgement:
         return Judgement(str(condition), outcome, message)
 
-    cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k)
-    if cell is None or cell.value is None or cell.low is None or cell.high is None:
-        return judgement("inconclusive", _unmeasured(condition, evaluation, cell))
+    assert cell.value is not None
+    assert cell.low is not None
     k, threshold = condition.k, condition.threshold
     size = f"among {cell.documents:,} {cell.among}, {cell.queries:,} {cell.asked}"
     measured = f"{cell.name} is {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] {size}"
@@ -153,11 +168,34 @@ def _judge(condition: Condition, evaluation: Evaluation) -> Judgement:
         return judgement("pass", f"{measured}: the lower end reaches {threshold:g}")
     if not condition.holds(cell.value):
         return judgement("fail", f"{measured}: below {threshold:g}")
-    more = _more(cell.queries, cell.value, cell.low, threshold)
+    more = more_queries(cell.queries, cell.value, cell.low, threshold)
     return judgement("inconclusive", f"{measured}: the lower end is below {threshold:g}; {more}")
 
 
-def _more(queries: int, value: float, low: float, threshold: float) -> str:
+def _judge_worst(condition: Condition, evaluation: Evaluation) -> Judgement:
+    """Judge every slice that has enough queries by itself; what becomes of the worst becomes of all."""
+    slices, metric = evaluation.slices, condition.metric.removeprefix(WORST)
+    if slices is None:
+        return Judgement(str(condition), "inconclusive", "no slices were measured: name a payload column with --slice")
+    cells = [(row.name, row.cell(metric, condition.k)) for row in slices.rows]
+    known = [(name, cell) for name, cell in cells if cell is not None and cell.value is not None]
+    judged = [(name, cell, _judge_cell(condition, cell)) for name, cell in known]
+    few = len(cells) - len(judged) + slices.left_out
+    unknown = f"; {few} more of fewer than {MIN_QUERIES} queries say nothing" if few else ""
+    if all(cell is None for _, cell in cells):
+        plain = Condition(metric, condition.k, condition.operator, condition.threshold)
+        message = _unmeasured(plain, evaluation, evaluation.cell(AS_INDEXED, metric, condition.k))
+        return Judgement(str(condition), "inconclusive", message)
+    if not judged:
+        message = f"none of the {few} slices by {slices.column} has {MIN_QUERIES} queries"
+        return Judgement(str(condition), "inconclusive", message)
+    severity = ("fail", "inconclusive", "pass")
+    name, _, worst = min(judged, key=lambda item: (severity.index(item[2].outcome), item[1].low))
+    where = f"of {len(judged)} slices by {slices.column} the worst is {name!r}"
+    return Judgement(str(condition), worst.outcome, f"{where}: {worst.message}{unknown}")
+
+
+def more_queries(queries: int, value: float, low: float, threshold: float) -> str:
     """Say how many queries would decide, as the interval narrows with the square root of their number."""
     if value <= threshold:
         return "the value is the threshold itself, so more queries wouldn't decide"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from vecferry.batch import Floats, id_keys
 from vecferry.recall import Metric, Values, interval
 
 STATUS_QUO, NAIVE_SWAP, TRANSLATED = "status quo", "naive swap", "translated"
@@ -17,7 +20,8 @@ AS_INDEXED, CASCADE, RE_EMBEDDED = "as indexed", "cascade", "re-embedded"
 class Cell:
     """Hold one number with its 95 % interval over queries, or the reason why there is none.
 
-    metric     agreement, doc-agreement, identity, recall, ndcg, retention.recall, retention.ndcg, index-overlap
+    metric     agreement, doc-agreement, identity, recall, ndcg, retention.recall, retention.ndcg, index-overlap,
+               hub-skew and never-found (see `hubness`; without intervals)
     documents  among how many documents it was measured, and with how many `queries`
     among      what the documents are: "held-out documents", or "documents" at full size
     """
@@ -40,7 +44,7 @@ class Cell:
     @property
     def asked(self) -> str:
         """What the queries are."""
-        if self.metric in ("doc-agreement", "identity"):
+        if self.metric in ("doc-agreement", "identity", "hub-skew", "never-found"):
             return "documents as queries"
         return "queries" if self.metric in ("agreement", "index-overlap") else "labelled queries"
 
@@ -79,6 +83,58 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Slices:
+    """Hold what was measured of the row "as indexed" for each value of a payload column, most queries first.
+
+    A slice's rows hold a reason where it has too few queries. Agreement, recall and nDCG are over the queries with
+    a relevant document in the slice; a query without labels belongs where its nearest document by re-embedding is.
+    Doc-agreement is over the documents of the slice. All documents are searched, those of other slices too.
+    """
+
+    column: str
+    rows: tuple[Row, ...]
+    left_out: int = 0
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Slices:
+        """Rebuild what `dataclasses.asdict` made of slices."""
+        return cls(value["column"], _rows(value["rows"]), value["left_out"])
+
+
+@dataclass(frozen=True, slots=True)
+class PerQuery:
+    """Hold what was measured of the row "as indexed" query by query, in texts that stay short as JSON.
+
+    keys    a hash of each query's id in hexadecimal; ids aren't kept, since they may be texts
+    probes  each query's vector seen from one fixed direction: other vectors under the same ids show there
+    values  by metric, such as "agreement@10", in the order of the keys; "-" where a query has none
+    """
+
+    keys: str
+    probes: str
+    values: Mapping[str, str]
+
+    @classmethod
+    def of(cls, ids: pa.Array, vectors: Floats, values: Mapping[tuple[str, int], Values]) -> PerQuery:
+        """Write down values `[q]` by metric and k, rounded to four decimals, for queries `[q, d]`."""
+        direction = np.cos(np.pi * (1 + 5**0.5) / 2 * np.arange(1, vectors.shape[1] + 1) ** 2)
+        seen = vectors.astype(np.float64) @ direction / np.linalg.norm(vectors, axis=1).clip(1e-30)
+        return cls(
+            " ".join(f"{key:016x}" for key in id_keys(ids)),
+            " ".join(f"{x:.3f}" for x in seen),
+            {
+                f"{m}@{k}": " ".join("-" if np.isnan(x) else f"{round(x, 4):g}" for x in v)
+                for (m, k), v in values.items()
+            },
+        )
+
+    def read(self, name: str) -> dict[str, tuple[float, float]]:
+        """Return the value and the probe of each query that has a value, by the query's key."""
+        columns = self.keys.split(), self.values[name].split(), self.probes.split()
+        return {key: (float(v), float(probe)) for key, v, probe in zip(*columns, strict=True) if v != "-"}
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """Hold all rows, the rule by which documents were ranked, and what else there is to know about the numbers."""
 
@@ -86,6 +142,8 @@ class Evaluation:
     metric: Metric
     k: int
     notes: tuple[str, ...] = ()
+    slices: Slices | None = None
+    per_query: tuple[PerQuery, ...] = ()
 
     def cell(self, row: str, metric: str, k: int) -> Cell | None:
         """Return one cell; rows are found by the beginning of their names."""
@@ -94,5 +152,16 @@ class Evaluation:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Evaluation:
         """Rebuild what `dataclasses.asdict` made of an evaluation."""
-        rows = tuple(Row(r["name"], tuple(Cell(**c) for c in r["cells"])) for r in value["rows"])
-        return cls(rows, value["metric"], value["k"], tuple(value["notes"]))
+        slices = value.get("slices")
+        return cls(
+            _rows(value["rows"]),
+            value["metric"],
+            value["k"],
+            tuple(value["notes"]),
+            None if slices is None else Slices.from_json(slices),
+            tuple(PerQuery(**p) for p in value.get("per_query", ())),
+        )
+
+
+def _rows(value: list[dict[str, Any]]) -> tuple[Row, ...]:
+    return tuple(Row(r["name"], tuple(Cell(**c) for c in r["cells"])) for r in value)
