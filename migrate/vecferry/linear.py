@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,9 +22,9 @@ Pre = Literal["none", "l2", "center_l2"]
 Post = Literal["none", "l2"]
 
 BLOCK = 256
-"""Rows of every matrix product. BLAS picks kernels by shape, so one shape for all is what makes the bits of a row
-independent of the batch it came in; 256 rows reach the speed of large products."""
+"""Rows of every float32 product: BLAS picks kernels by shape, and 256 rows reach the speed of large products."""
 
+Multiply = Callable[[Floats], NDArray[Any]]
 BatchRunner = Callable[[Callable[[int], None], Iterable[int]], object]
 
 
@@ -119,37 +120,32 @@ class LinearMap:
         return int(self.weight.shape[1])
 
     def apply(self, x: Floats, out: Floats | None = None, run: BatchRunner | None = None) -> Floats:
-        """Map rows `[n, d_in]` to `[n, d_out]` float32; a row's bits don't depend on the rows beside it.
+        """Map rows `[n, d_in]` to `[n, d_out]` float32; a row's bits depend on that row and the map alone.
 
-        `out` is written to and returned where given. `run(task, starts)` may run the blocks in parallel: each
-        writes rows of its own. A row whose norm is zero stays zero under L2 normalisation. Raises
-        IncompatibleError for rows of another dimension.
+        They don't depend on the batch, the row's place in it, or the number of threads. `out` is written to and
+        returned where given. `run(task, starts)` may run the blocks in parallel: each writes rows of its own. A row
+        whose norm is zero stays zero under L2 normalisation. Raises IncompatibleError for rows of another dimension.
         """
         if x.ndim != 2 or x.shape[1] != self.d_in:
             raise IncompatibleError(f"the map takes vectors of {self.d_in} dimensions, these are {list(x.shape)}")
         if out is None:
             out = np.empty((len(x), self.d_out), np.float32)
+        elif out.shape != (len(x), self.d_out) or out.dtype != np.float32:
+            raise UsageError(f"out must be float32 {[len(x), self.d_out]}, not {out.dtype} {list(out.shape)}")
+        multiply = in_blocks(self.weight) if equal_rows_agree(*self.weight.shape) else exactly(self.weight)
 
         def block(start: int) -> None:
-            rows = x[start : start + BLOCK]
-            n = len(rows)
-            if n == BLOCK and self.pre == "none" and rows.dtype == np.float32 and rows.flags.c_contiguous:
-                full = rows
-            else:
-                full = np.zeros((BLOCK, self.d_in), np.float32)
-                full[:n] = rows
-                if self.mean is not None:
-                    full[:n] -= self.mean
-                if self.pre != "none":
-                    normalize(full)
-            y = out[start : start + BLOCK] if n == BLOCK else np.empty((BLOCK, self.d_out), np.float32)
-            np.matmul(full, self.weight, out=y)
+            rows = np.ascontiguousarray(x[start : start + BLOCK], dtype=np.float32)
+            if self.pre != "none":
+                rows = rows.copy() if self.mean is None else rows - self.mean
+                normalize(rows)
+            product = multiply(rows)
             if self.bias is not None:
-                y += self.bias
+                product += self.bias
+            y = product.astype(np.float32, copy=False)
             if self.post == "l2":
                 normalize(y)
-            if n < BLOCK:
-                out[start : start + n] = y[:n]
+            out[start : start + BLOCK] = y
 
         starts = range(0, len(x), BLOCK)
         if run is None:
@@ -172,9 +168,9 @@ class LinearMap:
             raise IncompatibleError("a normalisation between the two maps can't be folded into one map")
         first = self.weight.astype(np.float64)
         after = second.weight.astype(np.float64)
-        bias = None if self.bias is None else self.bias.astype(np.float64) @ after
+        bias: NDArray[np.float64] | None = None if self.bias is None else self.bias.astype(np.float64) @ after
         if second.bias is not None:
-            bias = second.bias + (0.0 if bias is None else bias)
+            bias = second.bias.astype(np.float64) if bias is None else bias + second.bias
         return LinearMap(
             weight=(first @ after).astype(np.float32),
             bias=None if bias is None else bias.astype(np.float32),
@@ -199,6 +195,61 @@ class LinearMap:
         from vecferry.mapfile import load
 
         return load(Path(folder))
+
+
+@cache
+def equal_rows_agree(d_in: int, d_out: int) -> bool:
+    """Say whether this BLAS gives equal rows of a block equal bits, by trying: AVX-512 kernels do, AVX2 ones don't.
+
+    Sums of other lengths than multiples of 64 are cut elsewhere on one thread than on many, and a single column is
+    left to a kernel for vectors: never there.
+    """
+    if d_in % 64 or d_out == 1:
+        return False
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((d_in, d_out), dtype=np.float32)
+    rows = np.tile(random.standard_normal(d_in, dtype=np.float32), (BLOCK, 1))
+    product = rows @ weight
+    return bool((product == product[0]).all())
+
+
+def in_blocks(weight: Floats) -> Multiply:
+    """Multiply in float32, always as many rows: bits don't depend on the batch where equal rows agree."""
+
+    def multiply(rows: Floats) -> Floats:
+        n = len(rows)
+        if n < BLOCK:
+            rows = np.concatenate([rows, np.zeros((BLOCK - n, rows.shape[1]), np.float32)])
+        product: Floats = rows @ weight
+        return product[:n]
+
+    return multiply
+
+
+def exactly(weight: Floats) -> Multiply:
+    """Multiply in float64 without rounding, so that the order in which BLAS adds can't matter; twice the work.
+
+    Weight and rows are first rounded to so few bits (some 21, where float32 has 24) that all sums of their products
+    fit into float64: Ozaki et al. 2012, Error-free transformations of matrix multiplication. The result is as near
+    to the true product as a float32 one.
+    """
+    bits = 53 - (len(weight) - 1).bit_length()  # for one product, when as many as weight has rows are added
+    rounded = round_to(weight, bits // 2, axis=0)
+
+    def multiply(rows: Floats) -> NDArray[np.float64]:
+        product: NDArray[np.float64] = round_to(rows, bits - bits // 2, axis=1) @ rounded
+        return product
+
+    return multiply
+
+
+def round_to(x: Floats, bits: int, axis: int) -> NDArray[np.float64]:
+    """Round to multiples of 2**-bits of the power of two above the largest magnitude along the axis."""
+    exponent = np.frexp(np.abs(x).max(axis=axis, keepdims=True))[1]
+    shift = np.ldexp(1.5, exponent - bits + 52)  # its last bit is the last to keep: adding it rounds off the rest
+    rounded: NDArray[np.float64] = x + shift
+    rounded -= shift
+    return rounded
 
 
 def normalize(x: Floats) -> None:
