@@ -12,12 +12,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vecferry.asking import Asked, same_space
+from vecferry.baseline import MAX_DROP, compare, load_baseline
 from vecferry.batch import id_keys
 from vecferry.bench import STAND_INS
 from vecferry.errors import DataError, UsageError
 from vecferry.evaluate import OVERLAP_QUERIES, evaluate
 from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_scan
-from vecferry.gate import Gate, decide
+from vecferry.gate import Gate, decide, join
 from vecferry.holdout import Qrels, holdout_of
 from vecferry.linear import LinearMap
 from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, PerQuery, Row, Slices
@@ -38,17 +39,21 @@ def check(
     gate: str | Gate | None = None,
     slice: str | None = None,
     slice_file: str | Path | None = None,
+    baseline: Report | str | Path | None = None,
+    max_drop: float = MAX_DROP,
     k: int = 10,
     seed: int = 0,
 ) -> Report:
     """Compare an index with true re-embedding, and apply a gate.
 
-    map      measure on its hold-out: every row of the report, at the size of the hold-out
-    truth    a store of all documents encoded by the new model: measure at full size instead, joined by id
-    queries  a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old model's
-             for the same ids; `qrels` labels by query and document id
-    slice    a payload column of the index or of `truth`, or of `slice_file`, a Parquet file with ids in the column
-             `id`: measure each of its values by itself too
+    map       measure on its hold-out: every row of the report, at the size of the hold-out
+    truth     a store of all documents encoded by the new model: measure at full size instead, joined by id
+    queries   a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old model's
+              for the same ids; `qrels` labels by query and document id
+    slice     a payload column of the index or of `truth`, or of `slice_file`, a Parquet file with ids in the column
+              `id`: measure each of its values by itself too
+    baseline  an earlier report, or its file: the metrics of the gate, or else agreement, must not have dropped by more
+              than `max_drop` on the same queries (see `baseline.compare`)
 
     With `truth` and neither `queries` nor a map that has some, documents stand in as queries. Raises UsageError
     with neither map nor truth, IncompatibleError where spaces or dimensions differ, DataError where `truth` and the
@@ -57,6 +62,7 @@ def check(
     if map is None and truth is None:
         raise UsageError("nothing to compare with: pass a map (--map) or a store of true vectors (--truth)")
     wanted = Gate.parse(gate) if isinstance(gate, str) else gate
+    before = None if baseline is None else load_baseline(baseline, max_drop)
     m = LinearMap.load(map) if isinstance(map, (str, Path)) else map
     if source_queries is not None and (m is None or queries is None):
         raise UsageError("source queries go with a map and queries, to which they are matched by id")
@@ -81,8 +87,12 @@ def check(
             "space": index.info.space,
             "map": m.card.sha256 if m is not None and m.card is not None else None,
             "truth": true.info.uri if true is not None else None,
+            "baseline": str(baseline) if isinstance(baseline, (str, Path)) else None,
         }
-    return Report(facts, evaluation, decide(wanted, evaluation) if wanted is not None else None)
+    decisions = [] if wanted is None else [decide(wanted, evaluation)]
+    if before is not None:
+        decisions.append(compare(evaluation, before, wanted, max_drop=max_drop, seed=seed))
+    return Report(facts, evaluation, join(decisions))
 
 
 def _keys(store: Reader) -> NDArray[np.uint64]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from vecferry.batch import Floats
+from vecferry.batch import Floats, IdDigest
 from vecferry.bench import Bench, Find
 from vecferry.errors import IncompatibleError, UnsupportedError
 from vecferry.fullsize import index_overlap, search
@@ -83,7 +83,9 @@ def evaluate(
         if staged.info.lossy and cells[0].value is not None:
             notes.append("index overlap compares with exact search of what the index's codes give back")
     slices = None if slicing is None else bench.slices(slicing)
-    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query)
+    digest = IdDigest()
+    digest.update(held.ids)
+    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query, f"{digest.unordered:016x}")
 
 
 def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:

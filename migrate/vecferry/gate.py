@@ -109,6 +109,13 @@ def decide(gate: Gate, evaluation: Evaluation) -> Decision:
     return Decision(str(gate), tuple(_judge(c, evaluation) for c in gate.conditions))
 
 
+def join(decisions: list[Decision]) -> Decision | None:
+    """Make one decision of several, None of none."""
+    if not decisions:
+        return None
+    return Decision(" and ".join(d.gate for d in decisions), tuple(j for d in decisions for j in d.judgements))
+
+
 def _condition(part: str, text: str) -> Condition:
     match = _CONDITION.fullmatch(part)
     if match is None:

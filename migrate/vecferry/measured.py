@@ -136,7 +136,10 @@ class PerQuery:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Hold all rows, the rule by which documents were ranked, and what else there is to know about the numbers."""
+    """Hold all rows, the rule by which documents were ranked, and what else there is to know about the numbers.
+
+    held_out  a hash of the held-out ids, in any order; None at full size
+    """
 
     rows: tuple[Row, ...]
     metric: Metric
@@ -144,6 +147,7 @@ class Evaluation:
     notes: tuple[str, ...] = ()
     slices: Slices | None = None
     per_query: tuple[PerQuery, ...] = ()
+    held_out: str | None = None
 
     def cell(self, row: str, metric: str, k: int) -> Cell | None:
         """Return one cell; rows are found by the beginning of their names."""
@@ -160,6 +164,7 @@ class Evaluation:
             tuple(value["notes"]),
             None if slices is None else Slices.from_json(slices),
             tuple(PerQuery(**p) for p in value.get("per_query", ())),
+            value.get("held_out"),
         )
 
 
