@@ -26,7 +26,7 @@ def describe(index: Any) -> str:
         return f"{outer},{describe(index.index)}"
     if isinstance(index, faiss.IndexPreTransform):
         chain = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
-        return ",".join([*(_describe_transform(faiss, t) for t in chain), describe(index.index)])
+        return ",".join([*(_describe_transform(faiss, t, index.index) for t in chain), describe(index.index)])
     if isinstance(index, faiss.IndexRefine):
         second = describe(index.refine_index)
         return f"{describe(index.base_index)},{'RFlat' if second == 'Flat' else f'Refine({second})'}"
@@ -35,16 +35,22 @@ def describe(index: Any) -> str:
         return f"HNSW{int(tools.get_hnsw_M(index))},{storage}"
     if isinstance(index, faiss.IndexNSG):
         return f"NSG{index.nsg.R},{describe(index.storage)}"
+    if isinstance(index, faiss.IndexIVFPQFastScan) and index.by_residual:
+        return f"{tools.reverse_index_factory(index)}r"
     try:
         return str(tools.reverse_index_factory(index))
     except (NotImplementedError, AssertionError, KeyError):
         return type(index).__name__
 
 
-def _describe_transform(faiss: Any, t: Any) -> str:
+def _describe_transform(faiss: Any, t: Any, behind: Any) -> str:
     size = "" if t.d_out == t.d_in else str(t.d_out)
     if isinstance(t, faiss.OPQMatrix):
         return f"OPQ{t.M}" + (f"_{size}" if size else "")
+    pq = getattr(faiss.downcast_index(behind), "pq", None)
+    if type(t) is faiss.LinearTransform and pq is not None:
+        # a file says of an OPQ only that it is linear; its parts are those of the codes that it was made for
+        return f"OPQ{pq.M}" + (f"_{size}" if size else "")
     if isinstance(t, faiss.PCAMatrix):
         return f"PCA{'W' if t.eigen_power == -0.5 else ''}{'R' if t.random_rotation else ''}{t.d_out}"
     if isinstance(t, faiss.RandomRotationMatrix):

@@ -57,6 +57,10 @@ def design(uri: Uri, info: StoreInfo) -> Structure:
     metric = faiss.METRIC_L2 if info.metric == "l2" else faiss.METRIC_INNER_PRODUCT
     factory = info.index or "Flat"
     whole = _make(factory, info.dim, metric)
+    if isinstance(whole, str) and info.metric == "cosine":
+        # some structures know L2 only, which ranks unit vectors as cosine does
+        other = _make(factory, info.dim, faiss.METRIC_L2)
+        whole = whole if isinstance(other, str) else other
     if isinstance(whole, str):
         better = _suggest(factory, info.dim, info.count, metric)
         raise UsageError(f"{uri}: {factory} can't be built for {info.dim} dimensions ({whole}); --index {better!r} can")
@@ -79,7 +83,10 @@ def _make(factory: str, dim: int, metric: int) -> Any:
     """Return an empty index, or the reason why there is none."""
     faiss = load_faiss()
     try:
-        return faiss.index_factory(dim, factory, metric)
+        index = faiss.index_factory(dim, factory, metric)
+        if index.metric_type != metric:
+            return "it ranks by L2 only"
+        return index
     except (RuntimeError, MemoryError, AssertionError, ValueError) as error:
         return str(error).split("Error: ")[-1] or type(error).__name__
 

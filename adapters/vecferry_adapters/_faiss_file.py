@@ -20,6 +20,7 @@ Ints = NDArray[np.int64]
 HEADER = struct.Struct("<4siqqqBi")
 """What every index starts with: four characters for its type, dimension, rows, two fixed numbers, trained, metric."""
 FIXED = 1 << 20
+TABLES = 1 << 28
 ID_MAPS = {b"IxMp": "IDMap", b"IxM2": "IDMap2"}
 BINARY = (b"IBxF", b"IBwF", b"IBFf", b"IBHf", b"IBHc", b"IBMp", b"IBM2", b"IBHh", b"IBHm", b"IBSp")
 
@@ -106,7 +107,7 @@ def open_index(path: Path) -> OpenIndex:
     if is_binary(path):
         raise UnsupportedError(f"{path} is an index of binary codes: a linear map does not apply to binary codes")
     if not is_index(path):
-        raise DataError(f"{path} is not a FAISS index, or was cut short")
+        raise DataError(f"{path} is not a FAISS index of a known type, or was cut short")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
     data = np.frombuffer(mapped, np.uint8)
@@ -155,7 +156,8 @@ def _read(faiss: Any, data: NDArray[np.uint8], start: int) -> tuple[Any, int]:
     limit = getattr(faiss, "set_deserialization_vector_byte_limit", None)
     before = faiss.get_deserialization_vector_byte_limit() if limit else 0
     if limit:
-        limit(len(data))  # a damaged length mustn't make FAISS fill all memory before it notices
+        # a damaged length mustn't make FAISS fill all memory before it notices; some tables are made, not stored
+        limit(len(data) + TABLES)
     try:
         reader = faiss.ZeroCopyIOReader(faiss.swig_ptr(data[start:]), len(data) - start)
         index = faiss.read_index(reader, faiss.IO_FLAG_READ_ONLY)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from vecferry.batch import Floats
 from vecferry.errors import UnsupportedError
 from vecferry_adapters._faiss_file import Ints, OpenIndex, load_faiss
-from vecferry_adapters._faiss_walk import Flat, Rows, Transformed, walk
+from vecferry_adapters._faiss_rows import Flat, Rows, Transformed
+from vecferry_adapters._faiss_walk import walk
 
 Found = tuple[NDArray[np.int64], Floats]
 """(labels or places, scores), both `[q, k]`: larger scores are nearer, -1 where fewer than k were found."""

@@ -1,261 +1,19 @@
-"""Walk the structure of a FAISS index down to where its rows are, and read them there.
+"""Walk the structure of a FAISS index down to where its rows are.
 
 `reconstruct_n` on a wrapper aborts the process or returns uninitialised memory, so it is never called on one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from vecferry.batch import Floats
-from vecferry.errors import DataError, UnsupportedError
+from vecferry.errors import UnsupportedError
+from vecferry_adapters._faiss_check import check
 from vecferry_adapters._faiss_describe import code_name
-from vecferry_adapters._faiss_file import Ints, bytes_at, load_faiss
-
-Where = slice | Ints
-"""Rows to read: a slice of places, or places in any order."""
-
-
-class Rows(Protocol):
-    """Offer the rows of an index in their reading order.
-
-    `lossy` says that they aren't what was added; `code` names how elements are stored; `ordered` that they come in
-    the order they were added in; `width` is the bytes of one row.
-    """
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def lossy(self) -> bool: ...
-    @property
-    def code(self) -> str: ...
-    @property
-    def ordered(self) -> bool: ...
-    @property
-    def width(self) -> int: ...
-
-    def vectors(self, where: Where) -> Floats:
-        """Return the vectors of these rows as fresh C-contiguous float32 `[n, d]`."""
-
-    def labels(self, where: Where) -> Ints | None:
-        """Return what FAISS's own search calls these rows; None where that is their place."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flat:
-    """Rows that lie one behind the other as float32."""
-
-    data: Floats
-    index: Any
-    lossy: bool = False
-    code: str = "float32"
-    ordered: bool = True
-
-    @property
-    def count(self) -> int:
-        """The rows."""
-        return len(self.data)
-
-    @property
-    def width(self) -> int:
-        """The bytes of a row."""
-        return int(4 * self.data.shape[1])
-
-    def vectors(self, where: Where) -> Floats:
-        """Copy the rows."""
-        return np.array(self.data[where], np.float32, order="C")
-
-    def labels(self, where: Where) -> None:
-        """Return None: rows are called by their place."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Coded:
-    """Rows that lie one behind the other as codes of `width` bytes, which the index decodes."""
-
-    data: NDArray[np.uint8]
-    index: Any
-    code: str
-    lossy: bool = True
-    ordered: bool = True
-
-    @property
-    def count(self) -> int:
-        """The rows."""
-        return len(self.data)
-
-    @property
-    def width(self) -> int:
-        """The bytes of a row."""
-        return int(self.data.shape[1])
-
-    def vectors(self, where: Where) -> Floats:
-        """Decode the rows."""
-        vectors: Floats = self.index.sa_decode(np.array(self.data[where], order="C"))
-        return vectors
-
-    def labels(self, where: Where) -> None:
-        """Return None: rows are called by their place."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Packed:
-    """Rows of a FastScan index, whose codes are interleaved in blocks that only the index can take apart."""
-
-    index: Any
-    code: str
-    lossy: bool = True
-    ordered: bool = True
-
-    @property
-    def count(self) -> int:
-        """The rows."""
-        return int(self.index.ntotal)
-
-    @property
-    def width(self) -> int:
-        """The bytes of a row."""
-        return int(self.index.code_size)
-
-    def vectors(self, where: Where) -> Floats:
-        """Decode the rows; safe here, because this is no wrapper."""
-        if isinstance(where, slice):
-            block: Floats = self.index.reconstruct_n(where.start, where.stop - where.start)
-            return block
-        return self.index.reconstruct_batch(where) if len(where) else np.empty((0, self.index.d), np.float32)
-
-    def labels(self, where: Where) -> None:
-        """Return None: rows are called by their place."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lists:
-    """Rows of an inverted file, list by list; their labels are the ids that were given when they were added."""
-
-    index: Any
-    lists: Any
-    code: str
-    lossy: bool
-    starts: Ints = field(init=False)
-    ordered: bool = False
-
-    def __post_init__(self) -> None:
-        sizes = [self.lists.list_size(i) for i in range(self.lists.nlist)]
-        object.__setattr__(self, "starts", np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
-
-    @property
-    def count(self) -> int:
-        """The rows that are in a list."""
-        return int(self.starts[-1])
-
-    @property
-    def width(self) -> int:
-        """The bytes of a row, its label included."""
-        return int(self.index.code_size) + 8
-
-    def _pieces(self, where: Where) -> Iterator[tuple[int, Where, Where]]:
-        """Cut rows into those of one list each: (the list, rows in the list, places in the result)."""
-        if isinstance(where, slice):
-            first = int(np.searchsorted(self.starts, where.start, side="right")) - 1
-            at = where.start
-            while at < where.stop:
-                low, high = int(self.starts[first]), int(self.starts[first + 1])
-                end = min(high, where.stop)
-                if end > at:
-                    yield first, slice(at - low, end - low), slice(at - where.start, end - where.start)
-                    at = end
-                first += 1
-        else:
-            owner = np.searchsorted(self.starts, where, side="right") - 1
-            order = np.argsort(owner, kind="stable")
-            cuts = np.flatnonzero(np.diff(owner[order])) + 1
-            for members in np.split(order, cuts) if len(order) else []:
-                one = int(owner[members[0]])
-                yield one, where[members] - self.starts[one], members
-
-    def vectors(self, where: Where) -> Floats:
-        """Decode the rows, a whole list or as much of it as is asked for at once."""
-        out = np.empty((_length(where), self.index.d), np.float32)
-        for one, inside, places in self._pieces(where):
-            out[places] = self._decode(one, inside)
-        return out
-
-    def _decode(self, one: int, inside: Where) -> Floats:
-        faiss = load_faiss()
-        if isinstance(self.lists, faiss.BlockInvertedLists):  # FastScan: interleaved, taken apart row by row
-            rows = np.arange(inside.start, inside.stop) if isinstance(inside, slice) else inside
-            out = np.empty((len(rows), self.index.d), np.float32)
-            for row, vector in zip(rows.tolist(), out, strict=True):
-                self.index.reconstruct_from_offset(one, row, faiss.swig_ptr(vector))
-            return out
-        size, width = self.lists.list_size(one), int(self.index.code_size)
-        codes = bytes_at(self.lists.get_codes(one), size * width).reshape(size, width)[inside]
-        codes = np.array(codes, order="C")
-        if self.code == "float32":
-            return codes.view(np.float32)
-        out = np.empty((len(codes), self.index.d), np.float32)
-        owner = np.full(len(codes), one, np.int64)
-        self.index.decode_vectors(len(codes), faiss.swig_ptr(codes), faiss.swig_ptr(owner), faiss.swig_ptr(out))
-        return out
-
-    def labels(self, where: Where) -> Ints:
-        """Return the ids that the lists hold."""
-        out = np.empty(_length(where), np.int64)
-        for one, inside, places in self._pieces(where):
-            out[places] = bytes_at(self.lists.get_ids(one), 8 * self.lists.list_size(one)).view(np.int64)[inside]
-        return out
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Transformed:
-    """Rows that went through a chain of transforms, which are undone from last to first."""
-
-    inner: Rows
-    chain: tuple[Any, ...]
-    lossy: bool
-
-    @property
-    def count(self) -> int:
-        """The rows."""
-        return self.inner.count
-
-    @property
-    def code(self) -> str:
-        """How the transformed elements are stored."""
-        return self.inner.code
-
-    @property
-    def ordered(self) -> bool:
-        """Whether rows come in the order they were added in."""
-        return self.inner.ordered
-
-    @property
-    def width(self) -> int:
-        """The bytes of a row."""
-        return self.inner.width
-
-    def vectors(self, where: Where) -> Floats:
-        """Decode the rows and undo the transforms."""
-        return _undo(self.chain, self.inner.vectors(where))
-
-    def labels(self, where: Where) -> Ints | None:
-        """Return what the index inside calls the rows."""
-        return self.inner.labels(where)
-
-
-def _undo(chain: tuple[Any, ...], x: Floats) -> Floats:
-    for transform in reversed(chain):
-        x = transform.reverse_transform(x)
-    return x
-
-
-def _length(where: Where) -> int:
-    return where.stop - where.start if isinstance(where, slice) else len(where)
+from vecferry_adapters._faiss_file import bytes_at, load_faiss
+from vecferry_adapters._faiss_rows import Coded, Flat, Lists, Packed, Rows, Transformed
 
 
 def walk(index: Any, where: str) -> Rows:
@@ -263,22 +21,18 @@ def walk(index: Any, where: str) -> Rows:
     faiss = load_faiss()
     index = faiss.downcast_index(index)
     name = type(index).__name__
+    if "Panorama" not in name:
+        check(index, where)
     if isinstance(index, faiss.IndexPreTransform):
         return _transformed(faiss, index, where)
     if isinstance(index, faiss.IndexRefine):
-        rows = walk(index.refine_index, where)
-        if rows.count != index.ntotal:
-            raise DataError(f"{where}: {index.ntotal} rows, but {rows.count} in its refinement")
-        return rows
+        return walk(index.refine_index, where)
     if "Panorama" in name or isinstance(index, faiss.IndexIVFFlatDedup):
         pass  # their rows are stored in other ways than those of the types they derive from
     elif isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):
         return walk(index.storage, where)
     elif isinstance(index, faiss.IndexFlatCodes):
-        size = int(index.codes.size())
-        if size != index.ntotal * index.code_size:
-            raise DataError(f"{where}: {index.ntotal} rows of {index.code_size} bytes, but {size} bytes of them")
-        codes = bytes_at(index.codes.data(), size).reshape(index.ntotal, index.code_size)
+        codes = bytes_at(index.codes.data(), int(index.codes.size())).reshape(index.ntotal, index.code_size)
         if isinstance(index, faiss.IndexFlat):
             return Flat(codes.view(np.float32), index)
         return Coded(codes, index, code_name(index))
@@ -286,7 +40,8 @@ def walk(index: Any, where: str) -> Rows:
         return Packed(index, code_name(index))
     elif isinstance(index, faiss.IndexIVF):
         lists = faiss.downcast_InvertedLists(index.invlists)
-        if isinstance(lists, (faiss.ArrayInvertedLists, faiss.OnDiskInvertedLists, faiss.BlockInvertedLists)):
+        plain = isinstance(lists, (faiss.ArrayInvertedLists, faiss.OnDiskInvertedLists))
+        if plain or isinstance(index, faiss.IndexIVFPQFastScan):
             flat = isinstance(index, faiss.IndexIVFFlat)
             return Lists(index, lists, "float32" if flat else code_name(index), not flat)
         name = f"{name} with {type(lists).__name__}"
@@ -302,11 +57,24 @@ def _transformed(faiss: Any, index: Any, where: str) -> Transformed:
     for transform in chain:
         name = type(transform).__name__
         lossy |= transform.d_out < transform.d_in or isinstance(transform, faiss.NormalizationTransform)
-        try:
-            transform.reverse_transform(np.zeros((1, transform.d_out), np.float32))
-        except RuntimeError as error:
+        if not _can_undo(transform):
             raise UnsupportedError(
                 f"{where} went through an {name}, which can't be undone: start from the vectors that it was made of"
-            ) from error
+            )
     inner = walk(index.index, where)
     return Transformed(inner, chain, lossy or inner.lossy)
+
+
+def _can_undo(transform: Any) -> bool:
+    """Say whether FAISS's reverse of a transform is one; whitening read from a file it takes for a rotation."""
+    narrow = min(transform.d_in, transform.d_out)
+    x = np.random.default_rng(0).standard_normal((4, narrow)).astype(np.float32)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    try:
+        if transform.d_out == narrow:
+            again = transform.apply(transform.reverse_transform(x))
+        else:
+            again = transform.reverse_transform(transform.apply(x))
+    except RuntimeError:
+        return False
+    return bool(np.allclose(again, x, atol=1e-3))

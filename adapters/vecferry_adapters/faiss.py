@@ -25,9 +25,10 @@ from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._faiss_describe import describe, tuned
 from vecferry_adapters._faiss_factory import integer
 from vecferry_adapters._faiss_file import Ints, OpenIndex, find_files, is_index, load_faiss, open_index, unwrap
+from vecferry_adapters._faiss_rows import Rows
 from vecferry_adapters._faiss_search import Found, merge, search, search_among
 from vecferry_adapters._faiss_sidecar import read_entry
-from vecferry_adapters._faiss_walk import Rows, walk
+from vecferry_adapters._faiss_walk import walk
 from vecferry_adapters._faiss_writer import FaissWriter
 from vecferry_adapters._staging import swap_back
 
@@ -167,7 +168,7 @@ class FaissReader:
     def read(self, batch_size: int, after: Cursor = None) -> Iterator[VectorBatch]:
         """Yield rows in reading order; a cursor is the number of rows up to the end of its batch."""
         for number, where in self._slices(batch_size, int(after or 0)):
-            vectors = self._rows[number].vectors(where)
+            vectors = self._vectors(number, where)
             ids = self._ids(number, where)
             self._parts[number].release()
             yield VectorBatch(ids, vectors, cursor=int(self._starts[number]) + where.stop)
@@ -177,6 +178,13 @@ class FaissReader:
         for number, (low, high) in enumerate(zip(self._starts[:-1].tolist(), self._starts[1:].tolist(), strict=True)):
             for at in range(max(low, start), high, size):
                 yield number, slice(at - low, min(at + size, high) - low)
+
+    def _vectors(self, number: int, where: slice | Ints) -> Floats:
+        try:
+            return self._rows[number].vectors(where)
+        except RuntimeError as error:
+            where_from = self._parts[number].path or self._uri
+            raise DataError(f"{where_from} is damaged: FAISS can't decode its rows: {error}") from error
 
     def _ids(self, number: int, where: slice | Ints) -> pa.Array:
         """Return the ids of these rows of a shard."""
@@ -207,7 +215,7 @@ class FaissReader:
         vectors = np.empty((len(places), self.info.dim), np.float32)
         found = np.empty(len(places), np.int64 if self.info.id_type is None else self.info.id_type.to_pandas_dtype())
         for number, members, inside in self._by_shard(places):
-            vectors[members] = self._rows[number].vectors(inside)
+            vectors[members] = self._vectors(number, inside)
             found[members] = self._ids(number, inside).to_numpy()
             self._parts[number].release()
         return VectorBatch(pa.array(found), vectors)
