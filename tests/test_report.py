@@ -11,7 +11,7 @@ import pytest
 
 from vecferry.errors import DataError, UsageError
 from vecferry.gate import Gate, decide
-from vecferry.measured import Cell, Evaluation, Row
+from vecferry.measured import Cell, Curve, Evaluation, Loss, Point, Row, Slices
 from vecferry.report import Report
 
 
@@ -86,6 +86,74 @@ def test_a_report_loads_again_and_is_the_same_each_time(tmp_path):
     assert again.table() == report.table()
     other = replace(report, timing={"rewrite": 1.7}).to_json()
     assert {name for name, value in report.to_json().items() if value != other[name]} == {"timing"}
+
+
+def test_a_report_of_an_earlier_version_loads_without_what_it_had_not(tmp_path):
+    old = Report(FACTS, evaluation()).to_json()
+    for part, names in ((old, ("curves", "attribution")), (old["evaluation"], ("slices", "per_query", "held_out"))):
+        for name in names:
+            del part[name]
+    (tmp_path / "report.json").write_text(json.dumps(old))
+    assert Report.load(tmp_path / "report.json") == Report(FACTS, evaluation())
+
+
+def test_a_report_is_saved_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    Report(FACTS, evaluation()).save(path)
+    assert Report.load(path) == Report(FACTS, evaluation())
+    assert path.read_bytes().endswith(b"}\n")
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        Report({"other": 1}).save(path)
+    assert Report.load(path) == Report(FACTS, evaluation())
+    assert [p.name for p in tmp_path.iterdir()] == ["report.json"]
+
+
+def full_report() -> Report:
+    """A report with everything that a report can hold."""
+    e = evaluation()
+    hubs = (Cell("hub-skew", 10, 2.125, documents=900, queries=850), Cell("never-found", 10, 0.0625, documents=900))
+    few = Cell("agreement", 10, reason="too few: 12 queries, 30 are needed")
+    slices = Slices("lang", (Row("en", (cell("agreement", 0.5, queries=90),)), Row("de <b>", (few,))), 7)
+    rows = tuple(replace(row, cells=row.cells + hubs) if row.name == "translated" else row for row in e.rows)
+    points = (Point(500, 0.31, 0.29, 0.33), Point(4000, 0.42, 0.4, 0.44), Point(8000, 0.45, 0.4, 0.5, predicted=True))
+    losses = (Loss("the map", "agreement@10", 0.55, 0.5, 0.6), Loss("source codes", "agreement@10", reason="unknown"))
+    return Report(
+        FACTS,
+        replace(e, rows=rows, slices=slices),
+        decide(Gate.parse("agreement@10>=.3 and ndcg@10>=.9"), e),
+        ("the pairs are unlike <the index>",),
+        curves=(Curve("agreement@10", "pairs", points),),
+        attribution=losses,
+    )
+
+
+def test_slices_hubness_curves_and_losses_have_their_tables(tmp_path):
+    report = full_report()
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json") == report
+    lines = report.table().split("\n")
+    at = lines.index("hubness@10 among 900 held-out documents, 850 documents as queries")
+    assert lines[at + 1 : at + 3] == ["  translated  skew   2.12, 6.2% never found", ""]
+    at = lines.index("agreement@10 by lang, as indexed, among 900 held-out documents; 95 % interval")
+    assert lines[at + 1 : at + 5] == [
+        "  en      0.500  [0.480, 0.520]  90 queries",
+        "  de <b>  too few: 12 queries, 30 are needed",
+        "",
+        "7 more slices by lang are too few",
+    ]
+    at = lines.index("what is lost to what")
+    assert lines[at + 1 : at + 3] == ["  the map       0.550  [0.500, 0.600]", "  source codes  unknown"]
+    at = lines.index("agreement@10 against pairs")
+    assert lines[at + 1 : at + 4] == [
+        "           500  0.310  [0.290, 0.330]",
+        "         4,000  0.420  [0.400, 0.440]",
+        "         8,000  0.450  [0.400, 0.500]  predicted",
+    ]
 
 
 def test_facts_of_any_type_become_json():

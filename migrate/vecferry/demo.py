@@ -88,9 +88,7 @@ def demo(out: Path, *, as_json: bool = False) -> None:
     report = vecferry.migrate(str(old), str(new), out / "map", gate=GATE)
     assert isinstance(report, vecferry.Report)
     full = vecferry.check(str(new), map=out / "map", truth=truth)
-    (out / "report.json").write_text(
-        json.dumps(report.to_json(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    report.save(out / "report.json")
     say(f"{new}: translated, verified, gated and published\n")
     click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.table())
     say(f"\nThe same index against all {len(ids):,} texts encoded by {NEW} (--truth):\n\n{full.table()}")

@@ -102,6 +102,43 @@ class Slices:
 
 
 @dataclass(frozen=True, slots=True)
+class Point:
+    """Hold one point of a curve: a number with its interval, `predicted` where nothing was measured."""
+
+    x: float
+    value: float
+    low: float | None = None
+    high: float | None = None
+    predicted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Hold how a metric, such as "agreement@10", goes with something else, such as "pairs"; points by rising x."""
+
+    metric: str
+    against: str
+    points: tuple[Point, ...]
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Curve:
+        """Rebuild what `dataclasses.asdict` made of a curve."""
+        return cls(value["metric"], value["against"], tuple(Point(**p) for p in value["points"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Hold what of a metric is lost to one cause, such as "the map"; without a value, the reason why."""
+
+    cause: str
+    metric: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PerQuery:
     """Hold what was measured of the row "as indexed" query by query, in texts that stay short as JSON.
 

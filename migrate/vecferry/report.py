@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,10 +12,10 @@ from typing import Any
 
 from vecferry.errors import DataError, UsageError
 from vecferry.gate import Decision
-from vecferry.measured import CASCADE, RE_EMBEDDED, STATUS_QUO, TRANSLATED, Cell, Evaluation
+from vecferry.measured import CASCADE, RE_EMBEDDED, STATUS_QUO, TRANSLATED, Curve, Evaluation, Loss
+from vecferry.tables import write_curves, write_facts, write_losses, write_tables
 
 FORMAT = 1
-SECTIONS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap")
 NEXT = {
     "pass": "vecferry inspect {destination}",
     "fail": "look at the staged index, or fit a better map; the old index is as it was",
@@ -30,6 +31,8 @@ class Report:
     evaluation  the measured rows, None where the map has no hold-out
     decision    what became of the gate, None without one
     timing      seconds by step: the only part that differs between two equal runs
+    curves      how the numbers go with the number of pairs, of documents, or with a search parameter
+    attribution what is lost to which cause
     """
 
     facts: Mapping[str, Any]
@@ -37,6 +40,8 @@ class Report:
     decision: Decision | None = None
     warnings: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
+    curves: tuple[Curve, ...] = ()
+    attribution: tuple[Loss, ...] = ()
 
     @property
     def passed(self) -> bool | None:
@@ -66,6 +71,8 @@ class Report:
             "facts": dict(self.facts),
             "evaluation": None if self.evaluation is None else asdict(self.evaluation),
             "gate": None if self.decision is None else asdict(self.decision) | {"outcome": self.decision.outcome},
+            "curves": [asdict(curve) for curve in self.curves],
+            "attribution": [asdict(loss) for loss in self.attribution],
             "advice": self.advice,
             "warnings": list(self.warnings),
             "timing": dict(self.timing),
@@ -87,17 +94,24 @@ class Report:
                 decision=None if gate is None else Decision.from_json(gate),
                 warnings=tuple(value["warnings"]),
                 timing=value["timing"],
+                curves=tuple(Curve.from_json(c) for c in value.get("curves", ())),
+                attribution=tuple(Loss(**loss) for loss in value.get("attribution", ())),
             )
         except FileNotFoundError as error:
             raise UsageError(f"{path}: no such file") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} can't be read as a report: {error!r}") from error
 
+    def save(self, path: str | Path) -> None:
+        """Write the report as JSON, whole or not at all."""
+        publish(path, json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n")
+
     def table(self) -> str:
         """Return the report for people: facts, a table for each metric, notes, and the verdict as the last line."""
-        lines = [*_facts(self.facts), *(f"warning: {w}" for w in self.warnings)]
+        lines = [*write_facts(self.facts), *(f"warning: {w}" for w in self.warnings)]
         if self.evaluation is not None:
-            lines += ["", *_tables(self.evaluation)]
+            lines += ["", *write_tables(self.evaluation)]
+        lines += [*write_losses(self.attribution), *write_curves(self.curves)]
         if self.advice:
             lines += ["", *textwrap.wrap(self.advice, 100)]
         return "\n".join([*lines, "", *self._verdict()])
@@ -112,77 +126,23 @@ class Report:
         yield f"gate {self.decision.gate}: {self.decision.outcome.upper()}{counts}"
 
 
+def publish(path: str | Path, text: str) -> None:
+    """Write a file in one step: readers find the old one or the new one, never a part."""
+    path = Path(path)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with fresh.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 def _plain(value: Any) -> Any:
     """Turn numpy numbers into Python's, and whatever else JSON doesn't know into its text."""
     return value.item() if hasattr(value, "item") else value.hex() if isinstance(value, bytes) else str(value)
-
-
-def _facts(facts: Mapping[str, Any]) -> Iterator[str]:
-    shown = {name.replace("_", " "): _fact(value) for name, value in facts.items()}
-    shown = {name: text for name, text in shown.items() if text}
-    width = max((len(name) for name in shown), default=0)
-    for name, text in shown.items():
-        yield f"{name:{width}}  {text}"
-
-
-def _fact(value: Any) -> str:
-    if value is None or value == [] or value == {}:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_fact(v)}" for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        more = f" and {len(value) - 10:,} more" if len(value) > 10 else ""
-        return ", ".join(str(v) for v in value[:10]) + more
-    return str(value)
-
-
-def _tables(evaluation: Evaluation) -> Iterator[str]:
-    """Write a table for each metric and k, and below them the reasons for what is missing, numbered."""
-    width = max(len(row.name) for row in evaluation.rows)
-    reasons: dict[str, int] = {}
-    missing: dict[str, list[str]] = {}
-    ks = sorted({cell.k for row in evaluation.rows for cell in row.cells})
-    for metric in SECTIONS:
-        for k in ks:
-            cells = [(row, cell) for row in evaluation.rows if (cell := row.cell(metric, k)) is not None]
-            first = next((cell for _, cell in cells if cell.value is not None), None)
-            if first is None:
-                for cell in {cell.name: cell for _, cell in cells}.values():
-                    missing.setdefault(cell.reason or "", []).append(cell.name)
-                continue
-            size = f"{first.documents:,} {first.among}, {first.queries:,} {first.asked}"
-            yield f"{first.name} among {size}; 95 % interval"
-            for row, cell in cells:
-                if cell.value is None:
-                    number = reasons.setdefault(cell.reason or "", len(reasons) + 1)
-                    yield f"  {row.name:{width}}      -  ({number})"
-                    continue
-                retained = row.cell(f"retention.{metric}", k)
-                yield f"  {row.name:{width}}  {_number(cell)}{_percent(retained)}".rstrip()
-            yield ""
-    yield f"ranked by {evaluation.metric}"
-    yield from (f"({number}) {reason}" for reason, number in reasons.items())
-    yield from (f"not measured: {', '.join(names)}: {reason}" for reason, names in missing.items())
-    if (identity := evaluation.cell(TRANSLATED, "identity", evaluation.k)) is not None and identity.value is not None:
-        yield f"identity recall@{identity.k} is {_number(identity)}; it saturates near 1 and proves little"
-    yield from (f"note: {note}" for note in evaluation.notes)
-
-
-def _number(cell: Cell) -> str:
-    return f"{cell.value:.3f}  [{cell.low:.3f}, {cell.high:.3f}]"
-
-
-def _percent(retained: Cell | None) -> str:
-    if retained is None or retained.value is None or retained.low is None or retained.high is None:
-        return ""
-    low, value, high = (100 * x for x in (retained.low, retained.value, retained.high))
-    return f"  {value:4.0f} % [{low:.0f}, {high:.0f}] of re-embedded"
 
 
 def _advice(evaluation: Evaluation) -> str | None:
