@@ -26,7 +26,7 @@ from vecferry.store import Reader
 
 DESCRIPTION = "_cache.json"
 FORMAT = 1
-GROUP = 256
+GROUP = 64
 """Rows of a row group, the least that can be read: rows are looked up here and there."""
 
 
