@@ -160,6 +160,13 @@ def sample(
     "--sample", type=click.Path(path_type=Path), help="The file that `vecferry sample` wrote: which rows are held out."
 )
 @click.option(
+    "--direction",
+    type=click.Choice(["document", "query"]),
+    default="document",
+    show_default=True,
+    help="What the map carries: old documents into the new space, or new queries into the old one (the index stays).",
+)
+@click.option(
     "--solver",
     type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]),
     default="ridge",
@@ -167,7 +174,9 @@ def sample(
     help="How to fit.",
 )
 @click.option(
-    "--metric", type=click.Choice(["cosine", "ip", "l2"]), help="How the target space ranks; cosine if its norms agree."
+    "--metric",
+    type=click.Choice(["cosine", "ip", "l2"]),
+    help="How the space ranks where the map leads; cosine if its norms agree.",
 )
 @click.option("--source-model", help="Name of the old model.")
 @click.option("--target-model", help="Name of the new model.")
@@ -184,7 +193,13 @@ def fit(output: Path, **arguments: Any) -> None:
     m = vecferry.fit(**arguments)
     m.save(output)
     click.echo((output / "README.md").read_text(encoding="utf-8").rstrip())
-    click.echo(f"next: vecferry migrate {arguments['source']} NEW_INDEX --map {output} --dry-run", err=True)
+    if arguments["direction"] == "query":
+        click.echo(
+            f"next: vecferry transform NEW_QUERIES --map {output} -o OUT, and search {arguments['source']} with them",
+            err=True,
+        )
+    else:
+        click.echo(f"next: vecferry migrate {arguments['source']} NEW_INDEX --map {output} --dry-run", err=True)
 
 
 @cli.command()
@@ -253,7 +268,7 @@ def check(destination: str, map_folder: Path | None, as_json: bool, **arguments:
 @click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
 @click.option("-o", "--output", required=True, help="Address of the new store.")
 def transform(vectors: str, map_folder: Path, output: str) -> None:
-    """Map the vectors of a store, such as queries, into a new store."""
+    """Map the vectors of a store into a new store: old vectors, or new queries by a map of direction "query"."""
     from vecferry.transforming import transform_store
 
     rows = transform_store(vectors, map_folder, output)

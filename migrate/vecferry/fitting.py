@@ -14,18 +14,20 @@ from vecferry.batch import Floats
 from vecferry.errors import IncompatibleError, UsageError
 from vecferry.holdout import Holdout
 from vecferry.likeness import measure_likeness
-from vecferry.linear import Card, LinearMap, Side, normalize
+from vecferry.linear import Card, Direction, LinearMap, Side, normalize
 from vecferry.mapfile import seal
 from vecferry.pairs import BadRows, join, read_queries, with_roles
 from vecferry.qrels import read_qrels
+from vecferry.recall import Metric, Truth, topk
 from vecferry.solvers import SOLVERS
 from vecferry.split import split
 from vecferry.store import Reader, StoreInfo, Uri, opened
 
-Metric = Literal["cosine", "ip", "l2"]
 METRICS: tuple[Metric, ...] = ("cosine", "ip", "l2")
+DIRECTIONS: tuple[Direction, ...] = ("document", "query")
 AGREE = 0.01
 """Norms whose largest is at most this part above the smallest are one length."""
+K = 10
 NO_BETTER = 0.98
 """Held-out error, as a part of the mean vector's, from which a map is said to have learned next to nothing."""
 
@@ -61,6 +63,7 @@ def fit(
     source_queries: Any = None,
     qrels: str | Path | None = None,
     sample: str | Path | None = None,
+    direction: Direction = "document",
     solver: str = "ridge",
     metric: Metric | None = None,
     source_model: str | None = None,
@@ -73,13 +76,17 @@ def fit(
 ) -> LinearMap:
     """Learn the map from the index `source` to the new model's space from `target`, its vectors of some documents.
 
+    With `direction="query"` the map goes the other way: it carries the new model's queries into the space of the
+    index, which stays as it is (Drift-Adapter, arXiv 2509.23471). It learns from the queries too that both models
+    encoded, and is measured on those held out. Stores and models are given the same for both directions.
+
     The map's card records what it is for and everything suspicious (`card.warnings`); its hold-out is what a gate
     measures with. `sample` is the file of `vecferry sample`, needed where `target` has no `role` column to say what
     is held out. Raises UsageError for options that can't be right, IncompatibleError when a store is in another
     space or dimension than it should be, BadRowsError for rows that don't fit together unless `bad_rows="skip"`,
     and DataError when too little is left.
     """
-    _check_options(solver, metric, bad_rows, queries, source_queries, qrels, sample)
+    _check_options(direction, solver, metric, bad_rows, queries, source_queries, qrels, sample)
     labels = None if qrels is None else read_qrels(qrels)
     bad = BadRows(skip=bad_rows == "skip")
     with ExitStack() as stack:
@@ -97,13 +104,16 @@ def fit(
         if asked is not None:
             questions = read_queries(asked, asked_old, (old.info.dim, new.info.dim), bad)
         norms = Norms.of(pairs.source), Norms.of(pairs.target)
-        metric = metric or metric_of(norms[1], new.info)
         likeness = measure_likeness(pairs, old, seed)
         parts = split(pairs, questions, labels, seed=seed, fingerprint=_fingerprint(old.info, norms[0], pairs.source))
+        ends = old.info, new.info
+        if direction == "query":
+            ends, norms, sides = ends[::-1], norms[::-1], sides[::-1]
+        metric = metric or metric_of(norms[1], ends[1])
         warnings = [f"{n} rows left out: {fault}" for fault, n in bad.skipped.items()]
-        warnings += _metric_warnings(metric, norms, old.info, new.info)
-    x, y = parts.source, parts.target
-    scale_free = metric == "cosine" and not norms[0].agree
+        warnings += _metric_warnings(metric, norms, *ends)
+    x, y = parts.pairs(direction)
+    scale_free = metric == "cosine" and (direction == "query" or not norms[0].agree)  # a query's length ranks nothing
     if scale_free:
         normalize(x)
     if metric == "cosine":
@@ -116,7 +126,9 @@ def fit(
         post="l2" if metric == "cosine" else "none",
         holdout=parts.holdout,
     )
-    measured = measure(m, parts.holdout, y.mean(axis=0, dtype=np.float64))
+    measured = measure(m, parts.holdout, direction, y.mean(axis=0, dtype=np.float64))
+    if direction == "query" and parts.holdout.queries is not None:
+        measured |= agreement(m, parts.holdout, metric)
     warnings += [*parts.warnings, *solution.warnings]
     if likeness is not None and likeness.warning is not None:
         warnings.append(likeness.warning)
@@ -138,7 +150,7 @@ def fit(
                 target=sides[1],
                 solver=solver,
                 parameters=parameters,
-                direction="document",
+                direction=direction,
                 metric=metric,
                 pairs=len(x),
                 seed=seed,
@@ -181,23 +193,30 @@ def metric_of(norms: Norms, info: StoreInfo) -> Metric:
     )
 
 
-def measure(m: LinearMap, holdout: Holdout, mean: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, Any]:
+def measure(
+    m: LinearMap, holdout: Holdout, direction: Direction, mean: np.ndarray[Any, np.dtype[np.float64]]
+) -> dict[str, Any]:
     """Compare the held-out documents' translations with their true vectors, beside the fit part's mean vector.
 
+    For direction "query" those are the held-out queries, or documents where the old model's queries aren't known.
     `relative_error` is the root of the squared error before `post` over that of the mean vector: 1 is no better,
     sqrt(1 - R^2) otherwise.
     """
-    true = holdout.target.copy()
+    taken, true = holdout.source, holdout.target.copy()
+    if direction == "query" and holdout.queries is not None and holdout.source_queries is not None:
+        taken, true = holdout.queries, holdout.source_queries.copy()
+    elif direction == "query":
+        taken, true = holdout.target, holdout.source.copy()
     if m.post == "l2":
         normalize(true)
     y = true.astype(np.float64)
-    guess = dataclasses.replace(m, post="none").apply(holdout.source).astype(np.float64)
+    guess = dataclasses.replace(m, post="none").apply(taken).astype(np.float64)
     length = np.linalg.norm(y, axis=1)
     cosine = (guess * y).sum(axis=1) / (np.linalg.norm(guess, axis=1) * length).clip(1e-300)
     constant = y @ mean / (np.linalg.norm(mean) * length).clip(1e-300)
     spread = np.linalg.norm(y - mean)
     return {
-        "documents": len(y),
+        "documents": len(holdout.ids),
         "queries": 0 if holdout.queries is None else len(holdout.queries),
         "mean_cosine": round(float(cosine.mean()), 4),
         "mean_cosine_of_mean_vector": round(float(constant.mean()), 4),
@@ -205,10 +224,27 @@ def measure(m: LinearMap, holdout: Holdout, mean: np.ndarray[Any, np.dtype[np.fl
     }
 
 
+def agreement(m: LinearMap, holdout: Holdout, metric: Metric) -> dict[str, float]:
+    """Measure a map of queries: of what re-embedding finds among the held-out documents, how much the index finds."""
+    assert holdout.queries is not None
+    k = min(K, len(holdout.ids))
+    found, _ = topk(m.apply(holdout.queries), holdout.source, k, metric)
+    values = Truth.of(holdout.queries, holdout.target, k, metric).agreement(found, k)
+    return {f"agreement@{k}": round(float(values.mean()), 4)}
+
+
 def _check_options(
-    solver: str, metric: str | None, bad_rows: str, queries: Any, source_queries: Any, qrels: Any, sample: Any
+    direction: str,
+    solver: str,
+    metric: str | None,
+    bad_rows: str,
+    queries: Any,
+    source_queries: Any,
+    qrels: Any,
+    sample: Any,
 ) -> None:
     for name, value, known in (
+        ("direction", direction, DIRECTIONS),
         ("solver", solver, tuple(SOLVERS)),
         ("metric", metric or METRICS[0], METRICS),
         ("bad_rows", bad_rows, ("fail", "skip")),
@@ -266,7 +302,7 @@ def _metric_warnings(metric: Metric, norms: tuple[Norms, Norms], old: StoreInfo,
             if info.metric in ("ip", "l2") and not length.agree:
                 found.append(
                     f"{info.uri} ranks by {info.metric} and its norms go {length}: lengths count there, but not under "
-                    "cosine, which the new index ranks by"
+                    "cosine, by which the map ranks"
                 )
     elif norms[1].agree:
         found.append(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Pre = Literal["none", "l2", "center_l2"]
 Post = Literal["none", "l2"]
+Direction = Literal["document", "query"]
 
 BLOCK = 256
 """Rows of every float32 product: BLAS picks kernels by shape, and 256 rows reach the speed of large products."""
@@ -56,7 +57,7 @@ class Card:
     target: Side
     solver: str
     parameters: dict[str, Any] = field(default_factory=dict)
-    direction: Literal["document", "query"] = "document"
+    direction: Direction = "document"
     metric: Literal["cosine", "ip", "l2"] = "cosine"
     pairs: int = 0
     seed: int = 0

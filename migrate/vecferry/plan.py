@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
-from vecferry.holdout import Holdout
+from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
+from vecferry.mapfile import HOLDOUT
 from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find, resolve
 
 log = logging.getLogger("vecferry")
@@ -99,6 +100,44 @@ def check_source(
     if apart.any():
         return (f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have changed since the map was fitted",)
     return ()
+
+
+def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:
+    """Refuse documents or queries in the space where the map leads: by its name, or by rows that were held out.
+
+    Two models may share dimensions and have no names, but a row that was held out is known by the vectors that both
+    gave it.
+    """
+    info = vectors.info
+    if info.dim != m.d_in:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}")
+    if info.space is not None and info.space == card.space:
+        raise IncompatibleError(f"{info.uri} is in the space {card.space!r} already, where the map leads")
+    if info.space is not None and card.source.space is not None and info.space != card.source.space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, the map takes {card.source.space!r}")
+    if m.d_in != m.d_out or (m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file())):
+        return
+    held = holdout_of(m)
+    to_old = card.direction == "query"
+    wrong_documents, wrong_queries = (held.source, held.source_queries) if to_old else (held.target, held.queries)
+    for ids, wrong in ((held.ids, wrong_documents), (held.query_ids, wrong_queries)):
+        if wrong is None:
+            continue
+        try:
+            probes = ids.slice(0, PROBED).cast(info.id_type or pa.int64())
+        except pa.ArrowInvalid:
+            continue
+        known = np.flatnonzero(find(vectors, probes) >= 0)
+        if not len(known):
+            continue
+        here, there = vectors.take(probes.take(pa.array(known))).vectors, wrong[:PROBED][known]
+        same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
+        if same.mean() > 0.5:
+            ways = {"document": "old vectors into the new space", "query": "new queries into the old space"}
+            raise IncompatibleError(
+                f"{info.uri}: {int(same.sum())} of {len(known)} held-out ids have vectors of the space where the map "
+                f"leads: it carries {ways[card.direction]}, fit one with the other --direction"
+            )
 
 
 def make_plan(

@@ -11,6 +11,7 @@ import pyarrow as pa
 from vecferry.batch import Floats, id_keys
 from vecferry.errors import DataError
 from vecferry.holdout import Holdout
+from vecferry.linear import Direction
 from vecferry.pairs import Mask, Pairs, Queries
 from vecferry.qrels import Labels
 
@@ -22,13 +23,29 @@ SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Hold the fit part (`source`, `target`, the new model's `queries` or None) beside the hold-out."""
+    """Hold the fit part beside the hold-out.
+
+    source, target           documents' vectors in both spaces
+    queries, source_queries  the new model's vectors of the fit half's queries, and the old one's, or None
+    """
 
     source: Floats
     target: Floats
     queries: Floats | None
+    source_queries: Floats | None
     holdout: Holdout
     warnings: tuple[str, ...]
+
+    def pairs(self, direction: Direction) -> tuple[Floats, Floats]:
+        """Return rows of what a map of this direction takes, and of where it leads.
+
+        One that carries queries learns from documents, and from the queries that both models encoded.
+        """
+        if direction == "document":
+            return self.source, self.target
+        if self.queries is None or self.source_queries is None:
+            return self.target, self.source
+        return np.concatenate([self.target, self.queries]), np.concatenate([self.source, self.source_queries])
 
 
 def split(
@@ -46,12 +63,11 @@ def split(
     """
     warnings = []
     held = lowest(pairs.ids, SHARE, seed) if pairs.marked is None else pairs.marked.copy()
-    asked = fit_queries = None
+    asked = learned = None
     if queries is not None:
         later = lowest(queries.ids, 0.5, seed)
         asked = queries.take(np.flatnonzero(later))
-        rest = queries.vectors[~later]
-        fit_queries = rest[~_equal_rows(rest, asked.vectors)]
+        learned = queries.take(np.flatnonzero(~later & ~_equal_rows(queries.vectors, asked.vectors)))
     if labels is not None and queries is not None and asked is not None:
         among = labels.match(queries.ids, pairs.ids)
         if among is None:
@@ -86,7 +102,14 @@ def split(
         fingerprint=fingerprint,
         **_query_part(asked, labels, ids),
     )
-    return Split(pairs.source[fit], pairs.target[fit], fit_queries, holdout, tuple(warnings))
+    return Split(
+        source=pairs.source[fit],
+        target=pairs.target[fit],
+        queries=None if learned is None else learned.vectors,
+        source_queries=None if learned is None else learned.source,
+        holdout=holdout,
+        warnings=tuple(warnings),
+    )
 
 
 def lowest(ids: pa.Array, share: float, seed: int) -> Mask:

@@ -28,10 +28,11 @@ def transform(vectors: ArrayLike, map: LinearMap | str | Path) -> Floats:
 def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> int:
     """Map all vectors of a store into a new store at `output`; return the number of rows.
 
-    Ids and payload stay. Raises UsageError for an output that exists, BadRowsError for rows that can't be mapped.
+    Ids and payload stay. Raises UsageError for an output that exists, BadRowsError for rows that can't be mapped, and
+    IncompatibleError for vectors of the side that the map leads to.
     """
     from vecferry.kernel import cpu_count, kernel
-    from vecferry.plan import check_payload, make_plan
+    from vecferry.plan import check_payload, check_taken, make_plan
     from vecferry.rewrite import rewrite
     from vecferry.store import open_writer, opened
 
@@ -39,6 +40,7 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
     with opened(vectors) as reader:
         if m.card is None:
             raise UsageError("the map has no card: give it one with with_card()")
+        check_taken(reader, m, m.card)
         plan = make_plan(reader, output, m, m.card)
         threads = cpu_count()
         with (
