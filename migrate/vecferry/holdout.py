@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -53,13 +54,15 @@ class Holdout:
     def __post_init__(self) -> None:
         seen = np.intersect1d(id_keys(self.ids), self.fit_keys)
         if len(seen):
-            raise DataError(f"{len(seen)} of {len(self.ids)} held-out documents were used for the fit: measure with others")
+            raise DataError(f"{len(seen)} of {len(self.ids)} held-out documents were fitted on: measure with others")
 
     def save(self, path: Path) -> None:
         """Write one Parquet file: a row for each document, query and label, `kind` says which."""
-        lists = [pa.list_(pa.float32()), pa.list_(pa.float32())]
-        fields = [("kind", pa.string()), ("id", self.ids.type), ("query", pa.string())]
-        schema = pa.schema([*fields, ("source", lists[0]), ("target", lists[1]), ("grade", pa.int64()), ("key", pa.uint64())])
+        vector = pa.list_(pa.float32())
+        names = [("kind", pa.string()), ("id", self.ids.type), ("query", pa.string())]
+        schema = pa.schema(
+            [*names, ("source", vector), ("target", vector), ("grade", pa.int64()), ("key", pa.uint64())]
+        )
 
         def rows(kind: str, n: int, **columns: Any) -> pa.Table:
             held = {"kind": pa.array([kind] * n, pa.string())} | columns
@@ -69,7 +72,7 @@ class Holdout:
         tables = [rows("document", len(self.ids), id=self.ids, source=_lists(self.source), target=_lists(self.target))]
         if self.queries is not None:
             n = len(self.queries)
-            source = pa.nulls(n, lists[0]) if self.source_queries is None else _lists(self.source_queries)
+            source = pa.nulls(n, vector) if self.source_queries is None else _lists(self.source_queries)
             tables.append(rows("query", n, query=self.query_ids, source=source, target=_lists(self.queries)))
         if self.qrels is not None:
             ids, names = self.ids.take(pa.array(self.qrels.document)), self.query_ids.take(pa.array(self.qrels.query))
@@ -83,8 +86,9 @@ class Holdout:
         """Read what `save` wrote; raise DataError for anything else."""
         try:
             table = pq.read_table(path)
-            part = {kind: table.filter(pa.compute.equal(table["kind"], kind)) for kind in ("document", "query", "label", "fit")}
-            documents, asked, labels = part["document"], part["query"], part["label"]
+            documents, asked, labels, fitted = (
+                table.filter(pc.equal(table["kind"], kind)) for kind in ("document", "query", "label", "fit")
+            )
             ids = documents["id"].combine_chunks()
             names = asked["query"].combine_chunks()
             qrels = None
@@ -105,7 +109,7 @@ class Holdout:
                 queries=_matrix(asked["target"]) if asked.num_rows else None,
                 source_queries=_matrix(asked["source"]) if has_source else None,
                 qrels=qrels,
-                fit_keys=part["fit"]["key"].to_numpy(),
+                fit_keys=fitted["key"].to_numpy(),
                 fingerprint=json.loads(table.schema.metadata[b"vecferry"]),
             )
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:

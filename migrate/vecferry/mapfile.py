@@ -33,14 +33,23 @@ def tensor_bytes(m: LinearMap) -> bytes:
 
 
 def seal(m: LinearMap) -> LinearMap:
-    """Return the map with the sha256 of its tensors in the card, from which its identity follows."""
+    """Return the map with the sha256 of its tensors in the card, from which its identity follows.
+
+    Raises UsageError for a map without a card, or with a card of other dimensions.
+    """
     if m.card is None:
         raise UsageError("a map without a card can't be identified: give it one with with_card()")
+    told = (m.card.source.dim, m.card.target.dim)
+    if told != (m.d_in, m.d_out):
+        raise UsageError(f"the map leads {m.d_in} -> {m.d_out}, its card says {told[0]} -> {told[1]}: correct the card")
     return m.with_card(dataclasses.replace(m.card, sha256=hashlib.sha256(tensor_bytes(m)).hexdigest()))
 
 
 def save(m: LinearMap, folder: Path) -> Path:
-    """Write a map folder under a staging name, then rename it; raise UsageError if it exists."""
+    """Write a map folder under a staging name, then rename it; raise UsageError if it exists.
+
+    The hold-out of a map that was loaded, which stays on disk until it is needed, is copied.
+    """
     if folder.exists():
         raise UsageError(f"{folder} exists: choose another name for the map, or delete it first")
     m = seal(m)
@@ -55,11 +64,13 @@ def save(m: LinearMap, folder: Path) -> Path:
         (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if m.holdout is not None:
             m.holdout.save(stage / HOLDOUT)
+        elif m.path is not None and (m.path / HOLDOUT).is_file():
+            shutil.copyfile(m.path / HOLDOUT, stage / HOLDOUT)
         (stage / "README.md").write_text(page(m), encoding="utf-8")
-        for path in stage.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        for path in (*stage.iterdir(), stage):
+            _fsync(path)
         stage.rename(folder)
+        _fsync(folder.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return folder
@@ -81,13 +92,15 @@ def load(folder: Path) -> LinearMap:
         data = (folder / TENSORS).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if digest != card.sha256:
-            raise DataError(f"{folder / TENSORS} has sha256 {digest[:16]}…, the card says {card.sha256[:16]}…: damaged or swapped")
+            told = f"the card says {card.sha256[:16]}…"
+            raise DataError(f"{folder / TENSORS} has sha256 {digest[:16]}…, {told}: damaged or swapped")
         tensors = load_tensors(data)
         m = LinearMap(tensors["weight"], tensors.get("bias"), pre, post, tensors.get("mean"), card, path=folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, UsageError) as error:
         raise DataError(f"{folder} can't be read as a map: {error}") from error
     if (m.d_in, m.d_out) != (card.source.dim, card.target.dim):
-        raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, the card says {card.source.dim} -> {card.target.dim}")
+        told = f"the card says {card.source.dim} -> {card.target.dim}"
+        raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, {told}: damaged or edited")
     return m
 
 
@@ -96,7 +109,10 @@ def page(m: LinearMap) -> str:
     c = m.card
     assert c is not None
     name = [side.model or "an unnamed model" for side in (c.source, c.target)]
-    what = "old document vectors into the new space" if c.direction == "document" else "new query vectors into the old space"
+    what = {
+        "document": "old document vectors into the new space",
+        "query": "new query vectors into the old space",
+    }[c.direction]
     lines = [
         f"# {name[0]} → {name[1]}",
         "",
@@ -115,3 +131,11 @@ def page(m: LinearMap) -> str:
     if c.warnings:
         lines += ["", "Warnings of the fit:", "", *(f"- {w}" for w in c.warnings)]
     return "\n".join(lines) + "\n"
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
