@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import vecferry
 from vecferry.cache import Cache
 from vecferry.cli import cli
-from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
+from vecferry.errors import BadRowsError, DataError, IncompatibleError, StoppedError, UsageError
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.solvers import ridge
 
@@ -152,10 +152,34 @@ def test_an_encoder_is_named_by_module_and_function(folder, monkeypatch):
     assert "25 encoded" not in err
     assert "25, those needed most: 25 encoded" in out
     assert held(Path("cache")) == set(order_of(need_by_hand(LOG))[:25].tolist())
+    code = "def embed(texts):\n    raise ValueError('out of memory')\n"
+    (folder / "broken_of_test.py").write_text(code)
+    code, out, err = command(*warm, "--encode", "broken_of_test:embed")
+    assert code == 3
+    assert "broken_of_test:embed failed on 25 texts: ValueError('out of memory')" in err
     for name in ("mymodel_of_test:nothing", "no_module_of_this_name:f", "mymodel_of_test", ":"):
         code, out, err = command(*warm, "--encode", name)
         assert (code, out) == (2, "")
         assert "MODULE:FUNCTION" in err
+
+
+def test_what_was_encoded_before_a_stop_is_kept(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr("vecferry.warming.TEXTS", 10)
+    seen: list[str] = []
+
+    def interrupted(texts: list[str]) -> np.ndarray:
+        if len(seen) == 20:
+            raise KeyboardInterrupt
+        seen.extend(texts)
+        return encode(texts)
+
+    index, log = rows(None, TRANSLATED), rows(None, LOG)
+    with pytest.raises(StoppedError, match=r"20 of 35 texts are encoded .* budget of 15"):
+        vecferry.warm(index, MAP, log, 35, encode=interrupted, texts=str, cache=tmp_path / "cache", c=C)
+    order = order_of(need_by_hand(LOG))
+    assert held(tmp_path / "cache") == set(order[:20].tolist())
+    vecferry.warm(index, MAP, log, 15, encode=encode, texts=str, cache=tmp_path / "cache", c=C)
+    assert held(tmp_path / "cache") == set(order[:35].tolist())
 
 
 def test_calls_that_cannot_be_right_are_refused(folder):

@@ -41,8 +41,9 @@ class Cascade:
 
     index   the translated index: a store's address, an open reader, or an in-memory FAISS index
     map     the map of direction "document" that translated it, or the map's folder
-    encode  the new model: a function from a list of n texts, with no prompt yet, to vectors `[n, d]`. With None no
-            text is encoded, and documents without a true vector keep their place (see `search`)
+    encode  the new model: a function from a list of n texts to vectors `[n, d]`; the prompt, if the new space has one,
+            is for it to add. With None no text is encoded, and documents without a true vector keep their place (see
+            `search`)
     texts   what to encode: a function or mapping from an id to its text, or the address of Parquet files with columns
             `id` and `text` (`docs.parquet?id=pid&text=passage` for other names)
     cache   a folder that keeps what was encoded, made when needed; or, where nothing is encoded, a store of any kind
@@ -137,9 +138,10 @@ class Cascade:
                 "or a cache that exists"
             )
         places, scores = np.empty((len(asked), k), np.int64), np.empty((len(asked), k))
+        candidates = self.candidates(asked, c)
         for start in range(0, len(asked), QUERIES):
             part = slice(start, start + QUERIES)
-            found, true = self._ranked(asked[part], self.candidates(asked[part], c))
+            found, true = self._ranked(asked[part], candidates[part])
             places[part], scores[part] = found[:, :k], true[:, :k]
         return self._named(places), scores
 
@@ -183,7 +185,7 @@ class Cascade:
     def _named(self, places: Places) -> NDArray[Any]:
         found = places >= 0
         names = self.ids_at(places[found])
-        if pa.types.is_integer(names.type):
+        if pa.types.is_signed_integer(names.type):
             ids = np.full(places.shape, -1, np.int64)
             ids[found] = names.to_numpy()
             return ids

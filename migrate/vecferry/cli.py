@@ -316,17 +316,23 @@ def warm(
         )
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """Import MODULE:FUNCTION, also from the current folder."""
+def load_function(name: str) -> Callable[[list[str]], Any]:
+    """Import MODULE:FUNCTION, also from the current folder; what it raises is not a bug of vecferry."""
     module, _, function = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Callable[..., Any] = getattr(import_module(module), function)
+        found = getattr(import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise vecferry.UsageError(f"--encode {name}: no such function ({error}); give it as MODULE:FUNCTION") from error
-    finally:
-        sys.path.pop(0)
-    return found
+
+    def encode(texts: list[str]) -> Any:
+        try:
+            return found(texts)
+        except Exception as error:
+            traceback.print_exc()
+            raise DataError(f"--encode {name} failed on {len(texts)} texts: {error!r}") from error
+
+    return encode
 
 
 @cli.command()

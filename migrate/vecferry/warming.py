@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from vecferry.batch import Floats, faulty
-from vecferry.cascade import CANDIDATES, QUERIES, TEXTS, Cascade, Encode
-from vecferry.errors import BadRowsError, DataError, UsageError
+from vecferry.cascade import CANDIDATES, TEXTS, Cascade, Encode
+from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.linear import LinearMap
 from vecferry.lookup import Texts, texts_of
 from vecferry.recall import Values
@@ -82,7 +82,8 @@ def warm(
     c         candidates of each query, as the cascade will use
 
     A document's need is the sum of 1 / sqrt(rank) over the log's queries that have it among their first c. Raises
-    UsageError with neither or both of `encode` and `output`, and what `Cascade` raises.
+    UsageError with neither or both of `encode` and `output`, StoppedError where Ctrl-C or SIGTERM ended it (what was
+    encoded is kept), and what `Cascade` raises.
     """
     if budget < 1:
         raise UsageError(f"a budget of {budget} texts buys nothing: choose 1 or more")
@@ -106,9 +107,16 @@ def warm(
         if output is not None:
             _write(wanted, weights[chosen], texts, Path(output))
         else:
-            with tqdm(total=len(wanted), unit="texts", disable=not progress) as bar:
-                for start in range(0, len(wanted), TEXTS):
-                    bar.update(cascade.fill(wanted.slice(start, TEXTS)))
+            try:
+                with tqdm(total=len(wanted), unit="texts", disable=not progress) as bar:
+                    for start in range(0, len(wanted), TEXTS):
+                        bar.update(cascade.fill(wanted.slice(start, TEXTS)))
+            except KeyboardInterrupt as error:
+                done = cascade.encoded
+                raise StoppedError(
+                    f"stopped: {done:,} of {len(wanted):,} texts are encoded and in {cache}; the same command with a "
+                    f"budget of {len(wanted) - done} encodes the others"
+                ) from error
         return Warmed(
             queries=asked,
             candidates=c,
@@ -138,12 +146,9 @@ def _need(cascade: Cascade, queries: str | Uri | Reader | Any, c: int) -> tuple[
         cascade.require_space(log)
         for vectors, times in _distinct(log):
             asked += int(times.sum())
-            for start in range(0, len(vectors), QUERIES):
-                part = slice(start, start + QUERIES)
-                places = cascade.candidates(vectors[part], c)
-                found = places >= 0
-                weights = (times[part, None] * gain)[found]
-                need += np.bincount(places[found], weights, count)
+            places = cascade.candidates(vectors, c)
+            found = places >= 0
+            need += np.bincount(places[found], (times[:, None] * gain)[found], count)
         if not asked:
             raise DataError(f"{log.info.uri} is empty: a log has one query or more")
     return asked, need
