@@ -86,22 +86,35 @@ def _make(factory: str, dim: int, metric: int) -> Any:
         index = faiss.index_factory(dim, factory, metric)
         if index.metric_type != metric:
             return "it ranks by L2 only"
+        for transform in chain_of(index):
+            if isinstance(transform, (faiss.PCAMatrix, faiss.OPQMatrix)) and transform.d_out > transform.d_in:
+                return f"{type(transform).__name__} would lead from {transform.d_in} to {transform.d_out}"
         return index
     except (RuntimeError, MemoryError, AssertionError, ValueError) as error:
         return str(error).split("Error: ")[-1] or type(error).__name__
+
+
+def chain_of(index: Any) -> list[Any]:
+    """Return the transforms that rows of an index go through first."""
+    faiss = load_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, (faiss.IndexIDMap, faiss.IndexRefine)):
+        return chain_of(index.index if isinstance(index, faiss.IndexIDMap) else index.base_index)
+    if not isinstance(index, faiss.IndexPreTransform):
+        return []
+    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
 def _check_kind(uri: Uri, factory: str, index: Any) -> None:
     """Refuse a part whose rows the reader couldn't read back."""
     faiss = load_faiss()
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexRefine)):
-        if isinstance(index, faiss.IndexPreTransform):
-            for i in range(index.chain.size()):
-                if isinstance(faiss.downcast_VectorTransform(index.chain.at(i)), faiss.ITQTransform):
-                    raise UnsupportedError(f"{uri}: ITQ in {factory} can't be undone, so nothing could be verified")
-            index = faiss.downcast_index(index.index)
-        else:
+        if isinstance(index, faiss.IndexRefine):
             index = faiss.downcast_index(index.refine_index)
+            continue
+        if any(isinstance(t, faiss.ITQTransform) for t in chain_of(index)):
+            raise UnsupportedError(f"{uri}: ITQ in {factory} can't be undone, so nothing could be verified")
+        index = faiss.downcast_index(index.index)
     if "Panorama" in type(index).__name__ or isinstance(index, (faiss.IndexIVFFlatDedup, faiss.IndexIDMap)):
         raise UnsupportedError(f"{uri}: the rows of {factory} can't be read back, so nothing could be verified")
 
@@ -120,9 +133,8 @@ def least_rows(index: Any) -> int:
     if index.is_trained:
         return 0
     if isinstance(index, faiss.IndexPreTransform):
-        chain = [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
         # OPQ trains codebooks of 8 bits, whatever the codes behind it
-        return max([least_rows(index.index), *(256 for t in chain if isinstance(t, faiss.OPQMatrix))])
+        return max([least_rows(index.index), *(256 for t in chain_of(index) if isinstance(t, faiss.OPQMatrix))])
     if isinstance(index, faiss.IndexRefine):
         return max(least_rows(index.base_index), least_rows(index.refine_index))
     if isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):

@@ -26,7 +26,7 @@ many. Beyond EF_MOST that would be slower than reading every row."""
 def search(opened: OpenIndex, rows: Rows, queries: Floats, k: int) -> Found:
     """Return the labels that the index's own search gives, with its own parameters."""
     queries = np.ascontiguousarray(queries, np.float32)
-    if isinstance(rows, Flat) and opened.index is rows.index:
+    if isinstance(rows, Flat) and isinstance(opened.index, load_faiss().IndexFlat):
         return _scan(opened, rows, queries, k)
     distances, labels = opened.index.search(queries, k)
     return labels, _scores(opened.index, distances, labels)

@@ -15,7 +15,7 @@ import numpy as np
 from vecferry.batch import Floats
 from vecferry.errors import DataError, UsageError
 from vecferry_adapters._faiss_describe import describe
-from vecferry_adapters._faiss_factory import Structure, least_rows
+from vecferry_adapters._faiss_factory import Structure, chain_of, least_rows
 from vecferry_adapters._faiss_file import Ints, load_faiss
 
 CHUNK_BYTES = 64 << 20
@@ -97,7 +97,7 @@ def _train(index: Any, x: Floats, threads: int) -> None:
     faiss = load_faiss()
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
-        for transform in _chain(index):
+        for transform in chain_of(index):
             with _threads(1):
                 if not transform.is_trained:
                     transform.train(x)
@@ -117,7 +117,7 @@ def _add(index: Any, x: Floats, ids: Ints | None, threads: int) -> None:
     index = faiss.downcast_index(index)
     if isinstance(index, faiss.IndexPreTransform):
         with _threads(1):
-            for transform in _chain(index):
+            for transform in chain_of(index):
                 x = transform.apply(x)
         _add(index.index, x, ids, threads)
         index.ntotal = index.index.ntotal
@@ -129,11 +129,6 @@ def _add(index: Any, x: Floats, ids: Ints | None, threads: int) -> None:
         index.add_with_ids(x, ids)
     else:
         index.add(x)
-
-
-def _chain(index: Any) -> list[Any]:
-    faiss = load_faiss()
-    return [faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size())]
 
 
 def _takes_one_add(index: Any) -> bool:
@@ -153,6 +148,7 @@ def _outermost(structure: Structure, staged: Staged) -> Any:
     if structure.has_map:
         faiss.copy_array_to_vector(staged.ids_of(0, staged.count), structure.whole.id_map)
         structure.whole.ntotal = staged.count
+        structure.whole.is_trained = True
     return structure.whole
 
 
