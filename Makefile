@@ -5,10 +5,10 @@ BIN := .venv/bin
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet -e '.[cpu,torch,dev]'
+	$(BIN)/pip install --quiet -e '.[cpu,torch,report,dev]'
 	touch .venv/ready
 
-.PHONY: demo test check slow clean
+.PHONY: demo test check slow browser-deps clean
 
 demo: .venv/ready
 	rm -rf vecferry-demo
@@ -23,8 +23,15 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(MAKE) test
 
-slow: .venv/ready
-	$(BIN)/pytest -n auto -m 'slow or models or stores'
+slow: .venv/ready browser-deps
+	$(BIN)/pytest -n auto -m 'slow or models or stores or browser'
+
+# Chromium for the tests that look at the report's page; without it they are skipped.
+browser-deps:
+	@if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
+	else echo 'browser-deps: no Chromium, and only root on Debian can install it here: its tests will be skipped'; fi
 
 clean:
 	rm -rf .venv vecferry-demo
