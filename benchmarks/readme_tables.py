@@ -64,7 +64,28 @@ def rewrite(result: dict[str, Any]) -> str:
     )
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {"demo": demo, "bench_rewrite": rewrite}
+def cascade(result: dict[str, Any]) -> str:
+    """Show agreement@10 for each way of choosing the texts, of the larger data where they were measured."""
+    ways = ["warm by the log", "on demand", "random"]
+    rows = []
+    for pair in result["data" if "data" in result else "sample"]["results"]:
+        at = {(r["way"], round(r["texts"])): r for r in pair["curve"]}
+        alone = at["translate only", 0]["agreement@10"]
+        rows.append([pair["pair"], "0 (translation)", *[f"{alone:.3f}"] * len(ways)])
+        for share in (0.02, 0.05, 0.1, 0.2, 0.5):
+            texts = round(share * pair["documents"])
+            found = [at.get((way, texts)) for way in ways]
+            rows.append(["", f"{texts:,}", *("" if r is None else f"{r['agreement@10']:.3f}" for r in found)])
+        full = max((r for r in pair["curve"] if r["way"] == "random"), key=lambda r: r["texts"])
+        rows.append(["", f"{full['texts']:,.0f} (all)", *[f"{full['agreement@10']:.3f}"] * len(ways)])
+    return grid(["agreement@10", "texts encoded", *ways], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "demo": demo,
+    "bench_rewrite": rewrite,
+    "bench_cascade": cascade,
+}
 
 
 def fill(text: str) -> str:
