@@ -86,7 +86,19 @@ queries = options(
     click.option("--source-queries", help="Store of the same queries by the old model, for the status quo."),
     qrels,
 )
-gate = click.option("--gate", help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'.")
+gate = options(
+    click.option("--gate", help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'."),
+    click.option("--slice", help="Payload column: measure each of its values by itself too."),
+    click.option(
+        "--slice-file",
+        type=click.Path(path_type=Path),
+        help="Parquet file with ids (id) and the column, if no store has it.",
+    ),
+)
+outputs = options(
+    click.option("--junit", type=click.Path(path_type=Path), help="File for the verdict as JUnit XML."),
+    click.option("--html", type=click.Path(path_type=Path), help="File for the report as one self-contained page."),
+)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -238,12 +250,25 @@ def fit(output: Path, **arguments: Any) -> None:
 )
 @allow_lossy
 @seed
+@outputs
 @as_json
-def migrate(source: str, destination: str, map_folder: Path, as_json: bool, **arguments: Any) -> None:
+def migrate(
+    source: str,
+    destination: str,
+    map_folder: Path,
+    junit: Path | None,
+    html: Path | None,
+    as_json: bool,
+    **arguments: Any,
+) -> None:
     """Translate every vector of SOURCE into a new store at DESTINATION, published when it passes the gate."""
+    from vecferry.outputs import prepare_outputs, write_outputs
+
+    prepare_outputs(junit, html)
     result = vecferry.migrate(source, destination, map_folder, progress=True, **arguments)
     show(result, as_json)
     if isinstance(result, vecferry.Report):
+        write_outputs(result, junit, html)
         click.echo(f"next: {result.next_step()}", err=True)
         sys.exit(result.exit_code)
 
@@ -254,12 +279,25 @@ def migrate(source: str, destination: str, map_folder: Path, as_json: bool, **ar
 @click.option("--truth", help="Store of the whole corpus encoded by the new model: measure at full size.")
 @queries
 @gate
+@click.option(
+    "--baseline", type=click.Path(path_type=Path), help="Earlier report (--json) that the index must be as good as."
+)
+@click.option(
+    "--max-drop", default=0.01, show_default=True, help="How far the gate's metrics may drop below the baseline's."
+)
 @seed
+@outputs
 @as_json
-def check(destination: str, map_folder: Path | None, as_json: bool, **arguments: Any) -> None:
+def check(
+    destination: str, map_folder: Path | None, junit: Path | None, html: Path | None, as_json: bool, **arguments: Any
+) -> None:
     """Measure an index against true re-embedding, and apply the gate."""
+    from vecferry.outputs import prepare_outputs, write_outputs
+
+    prepare_outputs(junit, html)
     report = vecferry.check(destination, map=map_folder, **arguments)
     show(report, as_json)
+    write_outputs(report, junit, html)
     sys.exit(report.exit_code)
 
 

@@ -37,6 +37,7 @@ from vecferry.plan import (
 )
 from vecferry.report import Report
 from vecferry.rewrite import Tally, duplicates, rewrite, sound
+from vecferry.slices import Slicing
 from vecferry.store import Reader, Uri, Writer, open_writer, opened
 from vecferry.verify import verify
 
@@ -81,6 +82,8 @@ def migrate(
     *,
     index: str | None = None,
     gate: str | Gate | None = None,
+    slice: str | None = None,
+    slice_file: str | Path | None = None,
     dtype: str = "float32",
     resume: bool = False,
     dry_run: bool = False,
@@ -102,6 +105,8 @@ def migrate(
     map            a map of direction "document", or its folder; its hold-out is what the gate measures with
     index          a FAISS factory string; None for the source's own structure at the new dimension
     gate           "agreement@10>=0.35 and ..."; without one the report is made and nothing blocks
+    slice          a payload column of the source, or of `slice_file`, a Parquet file with ids in the column `id`:
+                   measure each of its values by itself too
     dtype          how the target stores elements: "float32" or "float16"
     bad_rows       what to do with NaN, infinite, zero and malformed rows: "fail" or "skip"
     duplicate_ids  "fail", or "keep-last": of rows with one id only the last is kept
@@ -131,6 +136,7 @@ def migrate(
         if not reader.info.count:
             raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
         holdout = _holdout(m, required=wanted is not None)
+        slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
         keep = "drop" if drop_payload else "keep" if payload is None else "aside"
         rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}
@@ -146,7 +152,9 @@ def migrate(
         if doubled and duplicate_ids == "fail":
             cure = "Mend the source, or keep the last row of each with --duplicates keep-last."
             raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
-        job = _Job(reader, plan, m, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device, seed)
+        job = _Job(
+            reader, plan, m, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device, seed, slicing
+        )
         if dry_run:
             return job.estimate(overwrite=overwrite)
         with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
@@ -168,6 +176,7 @@ class _Job:
     threads: int
     device: str
     seed: int
+    slicing: Slicing | None
 
     def estimate(self, *, overwrite: bool) -> Estimate:
         """Check the target's structure in a folder elsewhere, time a few batches, and write nothing that stays."""
@@ -232,9 +241,11 @@ class _Job:
                     clock.append(time.perf_counter())
                     error = verify(reader, staged, tally, translate, seed=self.seed, doubled=self.doubled)
                     clock.append(time.perf_counter())
-                    evaluation = (
-                        evaluate(holdout, self.m, staged=staged, gate=gate, seed=self.seed) if holdout else None
-                    )
+                    evaluation = None
+                    if holdout is not None:
+                        evaluation = evaluate(
+                            holdout, self.m, staged=staged, gate=gate, slicing=self.slicing, seed=self.seed
+                        )
                     info = staged.info
             clock.append(time.perf_counter())
             decision = decide(gate, evaluation) if gate and evaluation else None
