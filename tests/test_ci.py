@@ -1,0 +1,89 @@
+"""The recipe of docs/ci.md, run as the plain script that it is, on what the demo leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import yaml
+
+from vecferry.demo import NEW, demo, write_store
+from vecferry.store import open_reader
+
+ROOT = Path(__file__).parents[1]
+(SNIPPET,) = re.findall(r"```yaml\n(.*?)\n```\n\n-", (ROOT / "docs" / "ci.md").read_text(encoding="utf-8"), re.DOTALL)
+JOB: dict[str, Any] = yaml.safe_load(SNIPPET)["jobs"]["gate"]
+STEPS = {step["name"]: step for step in JOB["steps"] if "run" in step}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ci") / "demo"
+    demo(out)
+    return out
+
+
+def run(folder: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a step as GitHub does: a script for bash -e, with the job's variables."""
+    script = folder / "step.sh"
+    script.write_text(STEPS[name]["run"], encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    summary = {"GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    environment = os.environ | JOB["env"] | {"PATH": path} | summary | variables
+    return subprocess.run(
+        ["bash", "-e", str(script)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def verdicts(folder: Path) -> dict[str | None, str | None]:
+    cases = ElementTree.parse(folder / "verdict.xml").iter("testcase")
+    return {case.get("name"): case[0].get("type") if len(case) else "pass" for case in cases}
+
+
+def test_the_recipe_installs_extras_that_exist() -> None:
+    (extras,) = re.findall(r"vecferry\[(.*)\]", STEPS["Install"]["run"])
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+    assert list(STEPS) == ["Install", "Gate", "Summary"]
+
+
+def test_the_same_index_passes_and_leaves_its_files(folder: Path) -> None:
+    done = run(folder, "Gate")
+    assert done.returncode == 0, done.stderr
+    names = ["agreement@10>=0.35", "retention.ndcg@10>=0.6", "drop.agreement@10<=0.01", "drop.ndcg@10<=0.01"]
+    assert verdicts(folder) == dict.fromkeys(names, "pass")
+    assert "<!DOCTYPE html>" in (folder / "report.html").read_text(encoding="utf-8")
+    assert run(folder, "Summary").returncode == 0
+    assert "PASS\n```\n" in (folder / "summary.md").read_text(encoding="utf-8")
+
+
+def test_a_worse_index_is_stopped_by_the_baseline_alone(folder: Path) -> None:
+    with open_reader(str(folder / "new.faiss")) as reader:
+        batches = list(reader.read(10_000))
+    vectors = np.concatenate([batch.vectors for batch in batches])
+    noisy = vectors + 0.02 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32)
+    column = pa.chunked_array([pa.FixedSizeListArray.from_arrays(pa.array(noisy.ravel()), noisy.shape[1])])
+    write_store(f"faiss:{folder / 'worse.faiss'}", pa.concat_arrays([b.ids for b in batches]), column, NEW)
+    done = run(folder, "Gate", INDEX="worse.faiss")
+    assert done.returncode == 1, done.stderr
+    found = verdicts(folder)
+    assert found["agreement@10>=0.35"] == "pass"
+    assert found["drop.agreement@10<=0.01"] == "fail"
+    assert run(folder, "Summary").returncode == 0
+
+
+def test_an_index_of_the_old_model_leaves_no_verdict(folder: Path) -> None:
+    done = run(folder, "Gate", INDEX="old.faiss")
+    assert done.returncode == 4
+    assert "is in the space" in done.stderr
+    assert not (folder / "verdict.xml").exists()
+    assert not (folder / "report.html").exists()
