@@ -21,6 +21,8 @@ HEADER = struct.Struct("<4siqqqBi")
 """What every index starts with: four characters for its type, dimension, rows, two fixed numbers, trained, metric."""
 FIXED = 1 << 20
 TABLES = 1 << 28
+"""Bytes that FAISS may take for a table it makes while it reads, whatever the size of the file."""
+_LIBC = ctypes.CDLL(None)
 ID_MAPS = {b"IxMp": "IDMap", b"IxM2": "IDMap2"}
 BINARY = (b"IBxF", b"IBwF", b"IBFf", b"IBHf", b"IBHc", b"IBMp", b"IBM2", b"IBHh", b"IBHm", b"IBSp")
 
@@ -94,7 +96,7 @@ class OpenIndex:
     def release(self) -> None:
         """Let the system take the pages back that were read so far: mapped pages count as this process's memory."""
         for address, size in self.regions:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+            _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def open_index(path: Path) -> OpenIndex:
