@@ -86,7 +86,7 @@ def test_what_it_learns_and_what_is_measured(sample: Sample, query_map: LinearMa
     found = np.argsort(-(mapped @ held.source.T), axis=1)[:, :10]
     shared = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(truth, found, strict=True)])
     assert card.measured["agreement@10"] == pytest.approx(shared, abs=2e-3)
-    assert shared > 20 * 10 / len(held.ids)  # far above chance
+    assert shared > 10 * 10 / len(held.ids)  # far above chance
     cosine = (mapped * held.source_queries).sum(axis=1) / np.linalg.norm(held.source_queries, axis=1)
     assert card.measured["mean_cosine"] == pytest.approx(cosine.mean(), abs=2e-4)
     assert (card.measured["documents"], card.measured["queries"]) == (len(held.ids), 250)

@@ -20,6 +20,7 @@ from vecferry.errors import (
 )
 
 if TYPE_CHECKING:
+    from vecferry.assess import Assessment, assess
     from vecferry.cascade import Cascade
     from vecferry.checking import check
     from vecferry.fitting import fit
@@ -36,10 +37,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "Assessment": "assess",
     "Cascade": "cascade",
     "Gate": "gate",
     "LinearMap": "linear",
     "Report": "report",
+    "assess": "assess",
     "check": "checking",
     "fit": "fitting",
     "inspect": "inspection",
@@ -51,6 +54,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Assessment",
     "BadRowsError",
     "Cascade",
     "DataError",
@@ -63,6 +67,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "VecferryError",
+    "assess",
     "check",
     "fit",
     "inspect",

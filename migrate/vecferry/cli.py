@@ -86,6 +86,22 @@ queries = options(
     click.option("--source-queries", help="Store of the same queries by the old model, for the status quo."),
     qrels,
 )
+stores = options(
+    click.option("--source", required=True, help="The index: a store of the old model's vectors."),
+    click.option("--target", required=True, help="A store of the new model's vectors for some of the same ids."),
+)
+solver = click.option(
+    "--solver",
+    type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]),
+    default="ridge",
+    show_default=True,
+    help="How to fit.",
+)
+metric = click.option(
+    "--metric",
+    type=click.Choice(["cosine", "ip", "l2"]),
+    help="How the space ranks where the map leads; cosine if its norms agree.",
+)
 gate = options(
     click.option("--gate", help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'."),
     click.option("--slice", help="Payload column: measure each of its values by itself too."),
@@ -165,8 +181,21 @@ def sample(
 
 
 @cli.command()
-@click.option("--source", required=True, help="The index: a store of the old model's vectors.")
-@click.option("--target", required=True, help="A store of the new model's vectors for some of the same ids.")
+@stores
+@queries
+@click.option("--cost-per-1k-texts", type=click.FloatRange(min=0), help="Price of encoding 1,000 texts.")
+@solver
+@metric
+@bad_rows
+@seed
+@as_json
+def assess(as_json: bool, **arguments: Any) -> None:
+    """Say whether to migrate and which way, from some hundred pairs: one page with its evidence and its rule."""
+    show(vecferry.assess(**arguments), as_json)
+
+
+@cli.command()
+@stores
 @queries
 @click.option(
     "--sample", type=click.Path(path_type=Path), help="The file that `vecferry sample` wrote: which rows are held out."
@@ -178,18 +207,8 @@ def sample(
     show_default=True,
     help="What the map carries: old documents into the new space, or new queries into the old one (the index stays).",
 )
-@click.option(
-    "--solver",
-    type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]),
-    default="ridge",
-    show_default=True,
-    help="How to fit.",
-)
-@click.option(
-    "--metric",
-    type=click.Choice(["cosine", "ip", "l2"]),
-    help="How the space ranks where the map leads; cosine if its norms agree.",
-)
+@solver
+@metric
 @click.option("--source-model", help="Name of the old model.")
 @click.option("--target-model", help="Name of the new model.")
 @click.option("--source-prompt", help="Prompt that the old model's documents were encoded with.")
