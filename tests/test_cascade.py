@@ -473,6 +473,21 @@ def test_a_lookup_is_a_dictionary(tmp_path_factory, parts, group):
         assert looked.take(rows[rows >= 0]).to_pylist() == [held[i] for i in here]
 
 
+def test_files_that_cannot_be_looked_up_in_are_named(translated, rows, tmp_path):
+    for table, error, says in (
+        (pa.table({"id": [1.5], "text": ["a"]}), DataError, "column 'id': ids of type double"),
+        (pa.table({"id": [1, None], "text": ["a", "b"]}), DataError, "rows have no id in column 'id'"),
+        (pa.table({"id": [1], "body": ["a"]}), UsageError, "no column 'text' among id, body"),
+    ):
+        pq.write_table(table, tmp_path / "texts.parquet")
+        with pytest.raises(error, match=says):
+            vecferry.Cascade(rows(None, translated), a_map(), Model(translated), tmp_path / "texts.parquet", "cache")
+    with pytest.raises(UsageError, match="no such file"):
+        vecferry.Cascade(rows(None, translated), a_map(), Model(translated), tmp_path / "nothing.parquet", "cache")
+    with pytest.raises(UsageError, match="options id and text"):
+        vecferry.Cascade(rows(None, translated), a_map(), Model(translated), f"{tmp_path}?vector=v", "cache")
+
+
 def sample(name: str, column: str) -> np.ndarray:
     table = pq.read_table(str(files("vecferry") / "data" / f"{name}.parquet"), columns=[column])
     x = table[column].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1).astype(np.float32)

@@ -54,7 +54,10 @@ class Lookup:
                 for batch in file.iter_batches(IDS, columns=[self._columns[0]]):
                     if batch.column(0).null_count:
                         raise DataError(f"{path}: rows have no id in column {self._columns[0]!r}: give them ids")
-                    pieces.append(id_keys(batch.column(0)))
+                    try:
+                        pieces.append(id_keys(batch.column(0)))
+                    except TypeError as error:
+                        raise DataError(f"{path}, column {self._columns[0]!r}: {error}") from error
                     count += len(batch)
         keys = np.concatenate(pieces)
         new, first = np.unique(keys, return_index=True)
