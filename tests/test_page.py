@@ -138,6 +138,14 @@ def test_names_from_outside_stay_text() -> None:
     assert outline.words.count(HOSTILE) == Outline(page(report("lang_x"))).words.count("lang_x") > 10
 
 
+def test_the_line_that_the_gate_asks_for_stands_where_it_acts() -> None:
+    measured = report().evaluation
+    assert measured is not None
+    for gate, titles in (("agreement@10>=.3", ["0.3"]), ("worst-slice.agreement@10>=.2", ["0.2"]), ("ndcg@10>=.1", [])):
+        text = page(Report({}, measured, decide(Gate.parse(gate), measured)))
+        assert re.findall(r"the gate asks for ([0-9.]+)", text) == titles
+
+
 def test_what_was_not_measured_has_no_place() -> None:
     bare = Outline(page(Report({"destination": "faiss:new"})))
     assert "nothing was measured" in bare.words

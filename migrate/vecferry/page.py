@@ -10,7 +10,7 @@ from typing import Any
 
 import vecferry
 from vecferry.errors import MissingDependencyError, UsageError
-from vecferry.gate import Gate
+from vecferry.gate import WORST, Gate
 from vecferry.measured import AS_INDEXED, Cell, Curve, Evaluation, Point, Row
 from vecferry.report import Report
 from vecferry.tables import SECTIONS, write_fact
@@ -98,7 +98,7 @@ def page(report: Report) -> str:
         title=report.facts.get("destination") or "report",
         outcome=report.decision.outcome if report.decision is not None else "none",
         sections=[] if evaluation is None else list(_sections(evaluation, _thresholds(report))),
-        slices=[] if evaluation is None else list(_slice_sections(evaluation)),
+        slices=[] if evaluation is None else list(_slice_sections(evaluation, _thresholds(report))),
         hubness=[] if evaluation is None else _hubness(evaluation),
         losses=[(loss, round(100 * min(1.0, max(0.0, loss.value or 0.0)), 2)) for loss in report.attribution],
         plots=[_plot(curve) for curve in report.curves if curve.points],
@@ -112,7 +112,7 @@ def page(report: Report) -> str:
 
 
 def _thresholds(report: Report) -> dict[tuple[str, int], float]:
-    """Return what the gate asks of the row "as indexed"."""
+    """Return what the gate asks of the row "as indexed", and of each slice of it."""
     found = {}
     for judgement in report.decision.judgements if report.decision is not None else ():
         try:
@@ -127,34 +127,29 @@ def _sections(evaluation: Evaluation, thresholds: dict[tuple[str, int], float]) 
     ks = sorted({cell.k for row in evaluation.rows for cell in row.cells})
     for metric in SECTIONS:
         for k in ks:
-            section = _section(metric, k, evaluation.rows, thresholds.get((metric, k)))
+            section = _section(metric, k, evaluation.rows, {AS_INDEXED: thresholds.get((metric, k))})
             if section is not None:
                 yield section
 
 
-def _slice_sections(evaluation: Evaluation) -> Iterable[Section]:
+def _slice_sections(evaluation: Evaluation, thresholds: dict[tuple[str, int], float]) -> Iterable[Section]:
     rows = evaluation.slices.rows if evaluation.slices is not None else ()
     for metric in SECTIONS:
-        if (section := _section(metric, evaluation.k, rows, None)) is not None:
+        asked = thresholds.get((WORST + metric, evaluation.k))
+        section = _section(metric, evaluation.k, rows, dict.fromkeys((row.name for row in rows), asked))
+        if section is not None:
             yield section
 
 
-def _section(metric: str, k: int, rows: tuple[Row, ...], threshold: float | None) -> Section | None:
+def _section(metric: str, k: int, rows: tuple[Row, ...], asked: dict[str, float | None]) -> Section | None:
     cells = [(row, cell) for row in rows if (cell := row.cell(metric, k)) is not None]
     known = [cell for _, cell in cells if cell.value is not None]
     if not known:
         return None
-    most = max([cell.high or cell.value or 0.0 for cell in known] + [threshold or 0.0])
+    most = max([cell.high or cell.value or 0.0 for cell in known] + [a or 0.0 for a in asked.values()])
     scale = next(top for top in (0.2, 0.4, 0.6, 0.8, 1.0) if most <= top + 1e-9)
     lines = tuple(
-        Line(
-            row.name,
-            cell,
-            row.cell(f"retention.{metric}", k),
-            threshold if row.name == AS_INDEXED else None,
-            scale,
-        )
-        for row, cell in cells
+        Line(row.name, cell, row.cell(f"retention.{metric}", k), asked.get(row.name), scale) for row, cell in cells
     )
     return Section(known[0].name, MEANING[metric].format(k=k), known[0], lines)
 
