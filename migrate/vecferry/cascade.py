@@ -122,8 +122,8 @@ class Cascade:
 
         `queries` `[q, d]` are by the new model. Candidates without a true vector are encoded. Without an encoder they
         stay at the places where the translated index ranked them, and the others change places among themselves:
-        true and translated scores are never compared, and each true vector that is added can only raise the number
-        of true neighbours among the first k. Their score is NaN.
+        true and translated scores are never compared, and no true vector that is added lowers the number of true
+        neighbours among the first k, of any query. Their score is NaN.
 
         Ids are int64, or Python objects; where the index finds fewer than k, -1 or None with score -inf. Scores are
         exact, larger for nearer, and minus the squared distance for "l2". Raises UsageError for k beyond c or the
@@ -161,7 +161,12 @@ class Cascade:
         return sum(len(piece) for piece in self.index.ids(1 << 18))
 
     def _ranked(self, queries: Floats, places: Places) -> tuple[Places, Values]:
-        """Sort each query's candidates that have a true vector by it, within the slots that they hold."""
+        """Sort each query's candidates that have a true vector by it, within the slots that they hold.
+
+        Where m of the first k slots are theirs, the m truly nearest of them stand there, and no other m have more
+        true neighbours among them. Putting all of them first would bury a good translation under a poor document that
+        happens to be known: with a tenth known, agreement@10 fell from .31 to .09 (e5 to MiniLM, 10,000 documents).
+        """
         distinct = np.unique(places[places >= 0])
         ids = self.ids_at(distinct)
         if self._encode is not None:
