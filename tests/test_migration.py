@@ -81,7 +81,7 @@ def test_every_row_is_translated_as_numpy_would(data: dict[str, np.ndarray], sou
     before = (tmp_path / "new.faiss").stat()
     again = vecferry.migrate(source, tmp_path / "new.faiss", a_map(data), batch_size=99)
     assert isinstance(again, vecferry.Report)
-    assert "nothing was done" in again.warnings[0]
+    assert "nothing was written" in again.warnings[0]
     assert (tmp_path / "new.faiss").stat() == before
 
 
@@ -227,7 +227,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
 def test_too_little_space_is_said_with_both_numbers(
     data: dict[str, np.ndarray], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vecferry.plan.free_bytes", lambda destination: 1000)
+    monkeypatch.setattr("vecferry.prechecks.free_bytes", lambda destination: 1000)
     with pytest.raises(UsageError, match=r"needs about 480,000 bytes, its stage included, and 1,000 are free"):
         vecferry.migrate(source, tmp_path / "new.faiss", a_map(data))
     assert names(tmp_path) == ["old.faiss"]
@@ -289,6 +289,73 @@ def test_payload_is_kept_refused_dropped_or_set_aside(data: dict[str, np.ndarray
     with open_reader(target) as reader:
         assert not reader.info.payload
         assert np.array_equal(np.concatenate([i.to_numpy() for i in reader.ids(5000)]), ids)
+
+
+def test_a_finished_migration_is_still_held_to_a_gate(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
+    target = tmp_path / "new.faiss"
+    vecferry.migrate(source, target, a_map(data))
+    before = target.read_bytes()
+    for gate, code in (("agreement@10>=0.999", 1), ("agreement@10>=0.3", 0)):
+        report = vecferry.migrate(source, target, a_map(data), gate=gate)
+        assert isinstance(report, vecferry.Report)
+        assert (report.exit_code, report.facts["published"]) == (code, True)
+    assert target.read_bytes() == before
+
+
+def change(source: str, row: int) -> None:
+    """Change one vector of a flat index far from its beginning, as somebody does who updates a document."""
+    with Path(source).open("r+b") as file:
+        file.seek(45 + 4 * D_IN * row)
+        file.write(np.full(D_IN, 0.5, np.float32).tobytes())
+
+
+def test_a_source_that_changed_since_is_not_called_finished(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "new.faiss"
+    vecferry.migrate(source, target, a_map(data))
+    change(source, 2000)
+    with pytest.raises(UsageError, match="exists: choose another name, or --overwrite"):
+        vecferry.migrate(source, target, a_map(data))
+
+
+def test_a_source_that_changed_between_a_stop_and_its_resumption_is_refused(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "new.faiss"
+    vecferry.migrate(source, target, a_map(data), gate="agreement@10>=0.999")  # leaves a whole stage
+    change(source, 2000)
+    with pytest.raises(UsageError, match="was written to since its first 3,000 rows"):
+        vecferry.migrate(source, target, a_map(data), resume=True)
+    assert not target.exists()
+
+
+def test_nothing_that_is_read_or_precious_is_a_target(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
+    a_map(data).save(tmp_path / "map")
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for n in range(2):
+        index = faiss.IndexIDMap2(faiss.IndexFlatIP(D_IN))
+        index.add_with_ids(data["x"][n * 1500 :][:1500], np.arange(n * 1500, n * 1500 + 1500))
+        faiss.write_index(index, str(shards / f"{n}.index"))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    pattern = f"{shards}/*.index"
+    for origin, target, said in (
+        (pattern, shards / "0.index", "is the source itself"),
+        (pattern, shards / "new.index", "lies inside the source"),
+        (str(shards), shards / "new.index", "lies inside the source"),
+        (f"{shards}/0.index", f"parquet:{shards}", "is a folder around"),
+        (source, f"parquet:{tmp_path / 'map'}", "or the map"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            vecferry.migrate(origin, target, tmp_path / "map", overwrite=True)
+    for taken in (source, tmp_path / "map" / "card.json", tmp_path / "new.faiss"):
+        for resume in (False, True):
+            with pytest.raises(UsageError, match="choose another name for the payload"):
+                vecferry.migrate(source, tmp_path / "new.faiss", tmp_path / "map", payload=taken, resume=resume)
+    with pytest.raises(UsageError, match="make it first"):
+        vecferry.migrate(source, tmp_path / "new.faiss", tmp_path / "map", payload=tmp_path / "no" / "p.parquet")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
 def test_lossy_codes_need_a_word(data: dict[str, np.ndarray], tmp_path: Path) -> None:

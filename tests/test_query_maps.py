@@ -17,7 +17,7 @@ from vecferry.batch import id_keys
 from vecferry.cli import cli
 from vecferry.errors import IncompatibleError, UsageError
 from vecferry.linear import LinearMap
-from vecferry.plan import check_taken
+from vecferry.prechecks import check_taken
 from vecferry.qrels import read_qrels
 from vecferry.split import split
 from vecferry.store import open_reader

@@ -23,7 +23,7 @@ from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageErr
 from vecferry.fullsize import search_or_scan
 from vecferry.linear import LinearMap
 from vecferry.lookup import Texts, texts_of
-from vecferry.plan import card_of
+from vecferry.prechecks import card_of
 from vecferry.recall import Metric, Places, Values, require_k, scores_at
 from vecferry.store import Reader, Uri, opened
 

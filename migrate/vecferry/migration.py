@@ -12,33 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from vecferry.aside import publish_payload, stage_payload
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.evaluate import evaluate
 from vecferry.gate import Gate, decide
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
 from vecferry.linear import LinearMap
-from vecferry.plan import (
-    Plan,
-    card_of,
-    check_apart,
-    check_payload,
-    check_source,
-    check_space,
-    finished,
-    free_bytes,
-    is_built_in_memory,
-    make_plan,
-)
+from vecferry.plan import Plan, finished, is_built_in_memory, make_plan, stamp_of
+from vecferry.prechecks import card_of, check_apart, check_payload, check_source, check_space, free_bytes
 from vecferry.report import Report
-from vecferry.rewrite import Tally, duplicates, rewrite, sound
+from vecferry.rewrite import duplicates, rewrite
 from vecferry.slices import Slicing
-from vecferry.store import Reader, Uri, Writer, open_writer, opened
+from vecferry.store import Reader, StoreInfo, Uri, Writer, open_reader, open_writer, opened
 from vecferry.verify import verify
 
 BATCH = 8192
@@ -141,13 +130,10 @@ def migrate(
         keep = "drop" if drop_payload else "keep" if payload is None else "aside"
         rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}
         plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, seed=seed, **rules)
-        check_apart(reader.info, plan.destination)
-        if (published := finished(plan)) is not None:
-            _clear_stage(plan)
-            note = f"{plan.destination.path} was finished by this very migration before: nothing was done"
-            return Report(facts=_facts(reader, plan) | {"written": published.count}, warnings=(note,))
-        if payload is not None and Path(payload).exists() and not resume:
-            raise UsageError(f"{payload} exists: choose another name for the payload")
+        aside = None if payload is None else Path(payload)
+        if (published := finished(plan, reader.info)) is not None:
+            return _judge_again(reader, plan, m, published, holdout, wanted, slicing, aside, seed)
+        check_apart(reader.info, plan, m, aside)
         doubled, drop = duplicates(reader)
         if doubled and duplicate_ids == "fail":
             cure = "Mend the source, or keep the last row of each with --duplicates keep-last."
@@ -158,7 +144,7 @@ def migrate(
         if dry_run:
             return job.estimate(overwrite=overwrite)
         with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
-            return job.run(writer, holdout, wanted, warnings, payload, progress)
+            return job.run(writer, holdout, wanted, warnings, aside, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +199,7 @@ class _Job:
         holdout: Holdout | None,
         gate: Gate | None,
         warnings: tuple[str, ...],
-        payload: str | Path | None,
+        aside: Path | None,
         progress: bool,
     ) -> Report:
         """Rewrite, verify, measure, publish; where that stops early, leave only a stage that can be resumed."""
@@ -228,6 +214,7 @@ class _Job:
                         reader,
                         writer,
                         translate,
+                        stamp=stamp_of(reader.info),
                         batch_size=self.batch_size,
                         skip=self.skip,
                         drop=self.drop,
@@ -261,9 +248,11 @@ class _Job:
                 "published": published,
             }
             if published:
-                if payload is not None:
-                    _write_payload(self.reader, Path(payload), self.batch_size, self.skip, self.drop)
+                if aside is not None:
+                    stage_payload(reader, aside, self.batch_size, skip=self.skip, drop=self.drop)
                 facts["backup"] = writer.commit()
+                if aside is not None:
+                    publish_payload(aside)
             clock.append(time.perf_counter())
         except DataError:
             writer.abort()
@@ -280,10 +269,31 @@ class _Job:
         return Report(facts=facts, evaluation=evaluation, decision=decision, warnings=warnings, timing=timing)
 
 
-def _clear_stage(plan: Plan) -> None:
-    """Delete what a run that was killed just after it had published left of its stage."""
+def _judge_again(
+    reader: Reader,
+    plan: Plan,
+    m: LinearMap,
+    published: StoreInfo,
+    holdout: Holdout | None,
+    gate: Gate | None,
+    slicing: Slicing | None,
+    aside: Path | None,
+    seed: int,
+) -> Report:
+    """Say that this very migration was finished before; finish what a kill left undone, and hold it to the gate."""
+    # a run that was killed just after it had published leaves its empty stage and the payload's staging name
     with suppress(UsageError), open_writer(plan.destination, plan.target, resume=True, overwrite=True) as writer:
         writer.abort()
+    if aside is not None:
+        publish_payload(aside)
+    evaluation = decision = None
+    if gate is not None and holdout is not None:
+        with open_reader(plan.destination) as target:
+            evaluation = evaluate(holdout, m, staged=target, gate=gate, slicing=slicing, seed=seed)
+        decision = decide(gate, evaluation)
+    note = f"{plan.destination.path} was finished and published by this very migration before: nothing was written"
+    facts = _facts(reader, plan) | {"written": published.count, "published": True}
+    return Report(facts, evaluation, decision, warnings=(note,))
 
 
 def _holdout(m: LinearMap, *, required: bool) -> Holdout | None:
@@ -308,22 +318,6 @@ def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
         "dimensions": [reader.info.dim, plan.target.dim],
         "lossy": reader.info.lossy,
     }
-
-
-def _write_payload(reader: Reader, path: Path, batch_size: int, skip: bool, drop: NDArray[np.int64]) -> None:
-    """Write ids and payload of the rows that were kept, in their order, and publish the file in one step."""
-    fresh = path.with_name(f".{path.name}.tmp")
-    writer = None
-    for batch in sound(reader, batch_size, Tally(), skip=skip, drop=drop):
-        table = batch.payload if batch.payload is not None else pa.table({})
-        table = table.add_column(0, "id", batch.ids) if "id" not in table.column_names else table
-        writer = writer or pq.ParquetWriter(fresh, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
-        fresh.replace(path)
 
 
 @contextmanager

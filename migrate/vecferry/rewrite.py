@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vecferry.batch import IdDigest, VectorBatch, faulty, id_keys
-from vecferry.errors import BadRowsError
+from vecferry.errors import BadRowsError, UsageError
 from vecferry.kernel import Kernel
 from vecferry.store import Reader, Writer
 
@@ -28,6 +28,7 @@ class Tally:
     """Count what the loop has done; travels with every batch as its cursor, so that a resumed run goes on counting."""
 
     source: Any = None
+    stamp: str = ""
     read: int = 0
     skipped: int = 0
     skipped_ids: list[Any] = field(default_factory=list)
@@ -42,7 +43,7 @@ class Tally:
         """Return the JSON value that `from_cursor` continues from."""
         d = self.digest
         ids = [i.hex() if isinstance(i, bytes) else i for i in self.skipped_ids]
-        counts = {"source": self.source, "read": self.read, "skipped": self.skipped}
+        counts = {"source": self.source, "stamp": self.stamp, "read": self.read, "skipped": self.skipped}
         return counts | {"skipped_ids": ids, "digest": [d.count, d.ordered, d.unordered]}
 
     @classmethod
@@ -89,6 +90,7 @@ def rewrite(
     translate: Kernel,
     *,
     batch_size: int,
+    stamp: str = "",
     skip: bool = False,
     drop: NDArray[np.int64] = NOTHING,
     payload: bool = True,
@@ -96,10 +98,17 @@ def rewrite(
 ) -> Tally:
     """Stream everything that isn't staged yet through `translate` into `writer`; return the tally of the whole job.
 
+    `stamp` identifies the state of the source; a stage that was begun in another state is refused with UsageError.
     `advance(n)` is told of every n rows read. Raises BadRowsError (see `sound`).
     """
     progress = writer.progress
     tally = Tally.from_cursor(progress.cursor)
+    if progress.cursor is not None and tally.stamp != stamp:
+        raise UsageError(
+            f"{reader.info.uri} was written to since its first {tally.read:,} rows were translated: old and new rows "
+            "would be mixed, so delete the stage and start again"
+        )
+    tally.stamp = stamp
     advance(tally.read)
     # rows behind the cursor that are durable already: they are read again, counted again, but not written again
     behind = progress.rows - progress.rows_at_cursor

@@ -32,7 +32,8 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
     IncompatibleError for vectors of the side that the map leads to.
     """
     from vecferry.kernel import cpu_count, kernel
-    from vecferry.plan import check_payload, check_taken, make_plan
+    from vecferry.plan import make_plan
+    from vecferry.prechecks import check_payload, check_taken
     from vecferry.rewrite import rewrite
     from vecferry.store import open_writer, opened
 

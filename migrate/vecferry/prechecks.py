@@ -1,0 +1,175 @@
+"""Refuse what can't work before anything is written: a map for something else, a target in the way, a full disk."""
+
+from __future__ import annotations
+
+import fnmatch
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
+from vecferry.holdout import Holdout, holdout_of
+from vecferry.linear import Card, LinearMap
+from vecferry.mapfile import HOLDOUT
+from vecferry.plan import Plan, source_files
+from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find
+
+PROBED = 200
+"""Held-out rows compared with the source to see that it is the store the map was fitted on."""
+
+
+def card_of(m: LinearMap, direction: str) -> Card:
+    """Return a map's card; raise IncompatibleError when there is none or the map goes the other way."""
+    if m.card is None:
+        raise IncompatibleError("the map has no card: make it with vecferry.fit, or give it one with with_card()")
+    if m.card.direction != direction:
+        ways = {"document": "old documents into the new space", "query": "new queries into the old space"}
+        raise IncompatibleError(
+            f"the map carries {ways[m.card.direction]}; this needs one that carries {ways[direction]}: "
+            f"fit it with --direction {direction}"
+        )
+    return m.card
+
+
+def check_source(
+    source: Reader, m: LinearMap, card: Card, holdout: Holdout | None, *, allow_lossy: bool
+) -> tuple[str, ...]:
+    """Refuse a source that the map isn't for; return warnings about one that may not be.
+
+    Names and dimensions are no proof (two models may share both), so the rows that were held out of the fit are
+    looked up in the source, and must hold the vectors that they held then.
+    """
+    info = source.info
+    if info.dim != m.d_in:
+        raise IncompatibleError(
+            f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}: use a map fitted on it"
+        )
+    if info.space is not None and info.space == card.space:
+        raise IncompatibleError(
+            f"{info.uri} is in the space {card.space!r} already, where the map leads: nothing to migrate"
+        )
+    if info.space is not None and card.source.space is not None and info.space != card.source.space:
+        raise IncompatibleError(
+            f"{info.uri} is in the space {info.space!r}, the map was fitted on {card.source.space!r}"
+        )
+    if info.lossy and not allow_lossy:
+        raise UsageError(
+            f"{info.uri} holds quantised codes ({info.index or info.dtype}), so what is translated is not what was "
+            "encoded: use the exact vectors if you have them, or accept the loss with --allow-lossy"
+        )
+    if holdout is None or not len(holdout.ids):
+        return ()
+    try:
+        ids = holdout.ids.slice(0, PROBED).cast(info.id_type or pa.int64())
+    except pa.ArrowInvalid:
+        raise IncompatibleError(
+            f"{info.uri} has ids of type {info.id_type or 'int64'}, the map was fitted on {holdout.ids.type}"
+        ) from None
+    known = np.flatnonzero(find(source, ids) >= 0)
+    if not len(known):
+        return (
+            f"{info.uri}: none of {len(ids)} held-out ids of the map is in it, so nothing shows that the map is for it",
+        )
+    here = source.take(ids.take(pa.array(known))).vectors
+    then = holdout.source[:PROBED][known]
+    apart = np.linalg.norm(here - then, axis=1) > 1e-2 * np.linalg.norm(then, axis=1)
+    if apart.mean() > 0.5:
+        raise IncompatibleError(
+            f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have other vectors than when the map was "
+            "fitted: it belongs to another store, or its source and target were swapped"
+        )
+    if apart.any():
+        return (f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have changed since the map was fitted",)
+    return ()
+
+
+def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:
+    """Refuse documents or queries in the space where the map leads: by its name, or by rows that were held out.
+
+    Two models may share dimensions and have no names, but a row that was held out is known by the vectors that both
+    gave it.
+    """
+    info = vectors.info
+    if info.dim != m.d_in:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}")
+    if info.space is not None and info.space == card.space:
+        raise IncompatibleError(f"{info.uri} is in the space {card.space!r} already, where the map leads")
+    if info.space is not None and card.source.space is not None and info.space != card.source.space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, the map takes {card.source.space!r}")
+    if m.d_in != m.d_out or (m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file())):
+        return
+    held = holdout_of(m)
+    to_old = card.direction == "query"
+    wrong_documents, wrong_queries = (held.source, held.source_queries) if to_old else (held.target, held.queries)
+    for ids, wrong in ((held.ids, wrong_documents), (held.query_ids, wrong_queries)):
+        if wrong is None:
+            continue
+        try:
+            probes = ids.slice(0, PROBED).cast(info.id_type or pa.int64())
+        except pa.ArrowInvalid:
+            continue
+        known = np.flatnonzero(find(vectors, probes) >= 0)
+        if not len(known):
+            continue
+        here, there = vectors.take(probes.take(pa.array(known))).vectors, wrong[:PROBED][known]
+        same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
+        if same.mean() > 0.5:
+            ways = {"document": "old vectors into the new space", "query": "new queries into the old space"}
+            raise IncompatibleError(
+                f"{info.uri}: {int(same.sum())} of {len(known)} held-out ids have vectors of the space where the map "
+                f"leads: it carries {ways[card.direction]}, fit one with the other --direction"
+            )
+
+
+def check_apart(source: StoreInfo, plan: Plan, m: LinearMap, payload: Path | None) -> None:
+    """Refuse to write over what is read, into it or around it; a payload file must be new and stand by itself."""
+    target = Path(plan.destination.path)
+    read = source_files(source) + ([m.path] if m.path is not None else [])
+    place = target.resolve()
+    for path in read:
+        if (target.exists() and path.samefile(target)) or place == path.resolve():
+            raise UsageError(
+                f"{target} is the source itself, or the map: neither is ever overwritten, name a new target"
+            )
+        if place in path.resolve().parents:
+            raise UsageError(f"{target} is a folder around {path}, which is read: name a new target")
+    pattern = Path(Uri.parse(source.uri).path).resolve()
+    inside = pattern.is_dir() and pattern in place.parents
+    if inside or (not pattern.exists() and fnmatch.fnmatch(str(place), str(pattern))):
+        raise UsageError(f"{target} lies inside the source {source.uri}: name a target outside it")
+    if payload is None:
+        return
+    if payload.exists() or payload.resolve() == place:
+        raise UsageError(f"{payload} exists or is the target: choose another name for the payload")
+    if not payload.parent.is_dir():
+        raise UsageError(f"{payload}: there is no folder {payload.parent}, make it first")
+
+
+def free_bytes(destination: Uri) -> int | None:
+    """Return the free space where a target is to be, None where that is no folder."""
+    parent = Path(destination.path).resolve().parent
+    return shutil.disk_usage(parent).free if parent.is_dir() else None
+
+
+def check_space(plan: Plan, rows_staged: int = 0) -> None:
+    """Raise UsageError when the target and its stage don't fit on the disk beside the rows staged already."""
+    free = free_bytes(plan.destination)
+    width = plan.target.dim * (2 if plan.target.dtype == "float16" else 4)
+    needed = plan.nbytes - rows_staged * width
+    if free is not None and needed > free:
+        raise UsageError(
+            f"{plan.destination.path} needs about {needed:,} bytes, its stage included, and {free:,} are free: "
+            "make room, or choose a smaller --dtype or --index"
+        )
+
+
+def check_payload(source: StoreInfo, kind: str, capabilities: Capabilities, payload: str) -> None:
+    """Refuse to lose payload silently: the target must hold it, or the user say what becomes of it."""
+    if source.payload is not None and len(source.payload) and payload == "keep" and not capabilities.payload:
+        names = ", ".join(source.payload.names)
+        raise UnsupportedError(
+            f"a {kind} store can't hold the payload columns {names}: leave them behind with --drop-payload, "
+            "or write them to a file of their own with --payload OUT.parquet"
+        )
