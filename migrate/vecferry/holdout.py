@@ -38,7 +38,7 @@ class Holdout:
     query_ids       strings; `queries` `[q, d_target]`; `source_queries` `[q, d_source]` or None
     qrels           labels among these documents and queries, or None
     fit_keys        `id_keys` of the documents that the map was fitted on
-    fingerprint     what the source looked like (uri, kind, count)
+    fingerprint     what the source looked like (uri, kind, count), and in a map's folder the sha256 of that map
     """
 
     ids: pa.Array
@@ -122,7 +122,14 @@ def holdout_of(m: LinearMap) -> Holdout:
         return m.holdout
     if m.path is None or not (m.path / HOLDOUT).is_file():
         raise UsageError(f"the map {m.path or ''} has no hold-out: fit it with `vecferry fit`")
-    return Holdout.load(m.path / HOLDOUT)
+    held = Holdout.load(m.path / HOLDOUT)
+    made_for = held.fingerprint.get("map")
+    if m.card is not None and made_for != m.card.sha256:
+        raise DataError(
+            f"{m.path / HOLDOUT} was held out of another map (sha256 {str(made_for)[:16]}…, not {m.card.sha256[:16]}…): "
+            "what it holds may be what this one was fitted on"
+        )
+    return held
 
 
 def _lists(x: Floats) -> pa.Array:

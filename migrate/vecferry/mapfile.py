@@ -63,7 +63,8 @@ def save(m: LinearMap, folder: Path) -> Path:
         card = header | dataclasses.asdict(m.card)
         (stage / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if m.holdout is not None:
-            m.holdout.save(stage / HOLDOUT)
+            made_for = {**m.holdout.fingerprint, "map": m.card.sha256}
+            dataclasses.replace(m.holdout, fingerprint=made_for).save(stage / HOLDOUT)
         elif m.path is not None and (m.path / HOLDOUT).is_file():
             shutil.copyfile(m.path / HOLDOUT, stage / HOLDOUT)
         (stage / "README.md").write_text(page(m), encoding="utf-8")
