@@ -1,4 +1,4 @@
-"""Pull the plug at random instants: after --resume the target is the same to the byte, and the old one is never hurt."""
+"""Pull the plug at random instants: after --resume the target is the same to the byte, the old one is never hurt."""
 
 import hashlib
 import random
