@@ -84,6 +84,16 @@ def test_the_exact_product_has_no_rounding_to_disagree_about() -> None:
     assert exactly(weight)(x).tolist() == true
 
 
+@pytest.mark.parametrize("d_in", [1, 2, 64, 65, 500, 1024])
+def test_the_order_of_adding_does_not_matter_to_the_exact_product(d_in: int) -> None:
+    # no sum is larger than one of numbers that are all near the largest: it takes every bit that there is
+    rng = np.random.default_rng(4)
+    weight, x = (rng.uniform(0.99, 1, shape).astype(np.float32) for shape in ((d_in, 40), (50, d_in)))
+    order = rng.permutation(d_in)
+    assert exactly(weight)(x).tobytes() == exactly(weight[order])(x[:, order]).tobytes()
+    assert exactly(weight)(x).tobytes() == exactly(weight[::-1])(x[:, ::-1]).tobytes()
+
+
 @pytest.mark.usefixtures("product")
 @pytest.mark.parametrize(("pre", "post", "biased"), KINDS)
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(pre: str, post: str, biased: int) -> None:
