@@ -126,8 +126,8 @@ def holdout_of(m: LinearMap) -> Holdout:
     made_for = held.fingerprint.get("map")
     if m.card is not None and made_for != m.card.sha256:
         raise DataError(
-            f"{m.path / HOLDOUT} was held out of another map (sha256 {str(made_for)[:16]}…, not {m.card.sha256[:16]}…): "
-            "what it holds may be what this one was fitted on"
+            f"{m.path / HOLDOUT} was held out of another map (sha256 {str(made_for)[:16]}…, not {m.card.sha256[:16]}…)"
+            ": what it holds may be what this one was fitted on"
         )
     return held
 
