@@ -183,7 +183,7 @@ def main() -> None:
         if not rows:
             continue
         print(
-            f"{pairs} pairs: verdict never opposite to what happened in {sum(r['agrees'] for r in rows)} of {len(rows)}, "
+            f"{pairs} pairs: verdict not opposite to what happened in {sum(r['agrees'] for r in rows)} of {len(rows)}, "
             f"the same in {sum(r['same'] for r in rows)}; ways judged opposite {sum(len(r['wrong']) for r in rows)}; "
             f"the way to stand in keeps {KEEPS:.0%} in {sum(r['instead_holds'] for r in rows)}; retention error "
             f"{np.mean([r['retention_error'] for r in rows]):.3f}, unprojected "

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "migrate" / "vecferry"
 ADAPTERS = ROOT / "adapters" / "vecferry_adapters"
 ORDER = [
-    ["errors"],
+    ["errors", "options"],
     ["batch", "linear"],
     ["store", "mapfile"],
     ["kernel", "lookup"],
@@ -21,10 +21,11 @@ ORDER = [
     ["asking", "bench", "evaluate", "rewrite", "sampling"],
     ["likeness", "crossfit", "verdict"],
     ["fitting", "tables", "ways"],
-    ["report", "assess"],
+    ["report", "assessing"],
     ["baseline"],
     ["junit", "page"],
     ["plan", "verify", "checking", "inspection"],
+    ["prechecks", "aside"],
     ["migration", "transforming", "testing", "cascade"],
     ["warming"],
     ["outputs"],

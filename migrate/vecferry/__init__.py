@@ -20,7 +20,7 @@ from vecferry.errors import (
 )
 
 if TYPE_CHECKING:
-    from vecferry.assess import Assessment, assess
+    from vecferry.assessing import Assessment, assess
     from vecferry.cascade import Cascade
     from vecferry.checking import check
     from vecferry.fitting import fit
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Assessment": "assess",
+    "Assessment": "assessing",
     "Cascade": "cascade",
     "Gate": "gate",
     "LinearMap": "linear",
     "Report": "report",
-    "assess": "assess",
+    "assess": "assessing",
     "check": "checking",
     "fit": "fitting",
     "inspect": "inspection",

@@ -138,7 +138,9 @@ def _must(instead: Judged | None, ways: Sequence[Judged]) -> tuple[str, ...]:
         others = [way for way in ways[:-1] if _sure(way.retention)]
         best = max(others, key=lambda way: way.retention.value or 0, default=None)
         short = f" Short of that, {best.name} keeps {_share(best.retention)} of it." if best is not None else ""
-        return (f"If the old model goes away: {instead.name}; no other way is sure to keep {KEEPS:.0%}.{short}",)
+        return (
+            f"If the old model goes away: {instead.name}; no other way is sure to keep {100 * KEEPS:.0f} %.{short}",
+        )
     known = [way for way in ways if way.agreement.value is not None and way.name != RE_EMBED]
     shown = ", ".join(f"{way.name} {way.agreement.value:.2f}" for way in known)
     return (f"Of what re-embedding would find ({ways[-1].agreement.name}): {shown}.",) if known else ()

@@ -21,8 +21,10 @@ CANDIDATES = (50, 100, 200, 500)
 STAND_INS = 1000
 FARTHEST = 16
 """How many times the documents measured among a number is projected to at most."""
-DEEP = 8 * K
-"""Places found by mapped queries, of which those in half of the documents are taken where only these are searched."""
+PARTS = 4
+"""Into which the documents are cut to see how ratios change with their number."""
+DEEP = 12 * K
+"""Places found by mapped queries, of which those in a part of the documents are taken where only it is searched."""
 
 Places_ = Mapping[str, Places | str]
 
@@ -73,7 +75,7 @@ class Trial:
         found[NOTHING] = unasked if self.asked_old is None else chosen[nearest(self.asked_old, old, K)]
         found[TRANSLATE] = chosen[nearest(self.asked, moved, K)]
         found[MAP_QUERIES] = self.mapped if isinstance(self.mapped, str) else _first_in(self.mapped, chosen, n)
-        deepest = max((c for c in CANDIDATES if c < n / 5), default=0)  # n also where half is searched: the same ways
+        deepest = max((c for c in CANDIDATES if c < n / 5), default=0)  # n also where a part is searched: the same ways
         candidates = nearest(self.asked, moved, deepest) if deepest else None
         for c in CANDIDATES:
             if candidates is None or c > deepest:
@@ -97,14 +99,17 @@ def cascade(c: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gains:
-    """Hold nDCG per query of each way, among all documents and among halves of them, and compare two ways by both.
+    """Hold nDCG per query of each way among all documents and among parts of them, and compare two ways by both.
 
-    The relevant documents are in each half, so a half is `size` documents; what a ratio loses from `size` to
-    `documents` it loses again with each such step to the number of rows: a power law in the number of documents.
+    whole   `[q]`, among `documents`
+    parts   `[PARTS, q]`, among `size`: the relevant documents are in each part, the others in one
+
+    What a ratio loses from `size` to `documents` it loses again with each such step to the number of rows: a power
+    law in the number of documents. Parts are drawn anew too for the interval.
     """
 
     whole: Mapping[str, Values]
-    half: Mapping[str, Values]
+    parts: Mapping[str, Values]
     documents: int
     size: int
     rows: int
@@ -112,17 +117,18 @@ class Gains:
 
     @classmethod
     def of(cls, trial: Trial, found: Places_, qrels: Qrels, rows: int, seed: int) -> Gains:
-        """Score all ways, also among two random halves."""
+        """Score all ways, also among random parts."""
         n = len(trial.pairs)
         relevant = np.unique(qrels.document)
         others = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(n), relevant))
-        halves = [np.sort(np.concatenate([relevant, part])) for part in np.array_split(others, 2)]
+        parts = [np.sort(np.concatenate([relevant, part])) for part in np.array_split(others, PARTS)]
         score: Callable[[Places_], dict[str, Values]] = lambda ways: {  # noqa: E731
             name: ndcg(places, qrels, K) for name, places in ways.items() if not isinstance(places, str)
         }
-        apart = [score(trial.among(half)) for half in halves]
-        mean = {name: (apart[0][name] + apart[1][name]) / 2 for name in apart[0]}
-        return cls(score(found), mean, n, len(halves[0]), rows, seed)
+        apart = [score(trial.among(part)) for part in parts]
+        return cls(
+            score(found), {name: np.stack([a[name] for a in apart]) for name in apart[0]}, n, len(parts[0]), rows, seed
+        )
 
     @property
     def target(self) -> int:
@@ -136,22 +142,26 @@ class Gains:
             if name not in self.whole:
                 return Cell(metric, K, reason=f"{name} wasn't measured")
         known = ~np.isnan(self.whole[way])
-        columns = np.stack([v[name][known] for v in (self.whole, self.half) for name in (way, base)])
-        q = columns.shape[1]
-        if not columns[1].any():
+        whole = [self.whole[name][known] for name in (way, base)]
+        parts = [self.parts[name][:, known] for name in (way, base)]
+        q = int(known.sum())
+        if not whole[1].any():
             return Cell(metric, K, reason=f"{base} finds no relevant document")
         rng = np.random.default_rng(self.seed)
-        draws = np.stack([np.arange(q), *rng.integers(0, q, (RESAMPLES, q))])
-        ratios = self._projected(*(column[draws].mean(axis=1) for column in columns))
+        rows = np.stack([np.arange(q), *rng.integers(0, q, (RESAMPLES, q))])
+        drawn = np.stack([np.ones(PARTS), *rng.multinomial(PARTS, np.full(PARTS, 1 / PARTS), RESAMPLES)]) / PARTS
+        now = [values[rows].mean(axis=1) for values in whole]
+        before = [sum(w * v[rows].mean(axis=1) for w, v in zip(drawn.T, values, strict=True)) for values in parts]
+        ratios = self._projected(*now, *before)
         value, usable = float(ratios[0]), ratios[np.isfinite(ratios)]
         low, high = (float(x) for x in np.quantile(usable, [0.025, 0.975]))
         among = "held-out documents" if self.target == self.documents else "documents, projected"
         return Cell(metric, K, value, min(value, low), max(value, high), self.target, q, among)
 
-    def _projected(self, way: Values, base: Values, way_half: Values, base_half: Values) -> Values:
-        """Carry ratios on by what they lost from half of the documents to all."""
+    def _projected(self, way: Values, base: Values, way_before: Values, base_before: Values) -> Values:
+        """Carry ratios on by what they lost from a part of the documents to all."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            now, before = way / base, way_half / base_half
+            now, before = way / base, way_before / base_before
             if self.target == self.documents:
                 return now
             steps = np.log(self.target / self.documents) / np.log(self.documents / self.size)
