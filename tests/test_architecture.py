@@ -17,7 +17,7 @@ ORDER = [
     ["kernel", "lookup"],
     ["cache"],
     ["holdout", "solvers", "sgd", "qrels", "recall", "measured", "hubness"],
-    ["fullsize", "gate", "split", "pairs", "slices"],
+    ["fullsize", "gate", "split", "pairs", "slices", "norms"],
     ["asking", "bench", "evaluate", "rewrite", "sampling"],
     ["likeness", "crossfit", "verdict"],
     ["fitting", "tables", "ways"],

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from vecferry.errors import DataError, UsageError
-from vecferry.fitting import METRICS, Norms, check_sides, metric_of
+from vecferry.fitting import check_sides
 from vecferry.linear import LinearMap
 from vecferry.measured import Cell
+from vecferry.norms import METRICS, Norms, metric_of
 from vecferry.pairs import BadRows, Pairs, Queries, join, read_queries
 from vecferry.qrels import read_qrels
 from vecferry.recall import Metric, ndcg

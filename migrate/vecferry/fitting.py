@@ -16,6 +16,7 @@ from vecferry.holdout import Holdout
 from vecferry.likeness import measure_likeness
 from vecferry.linear import Card, Direction, LinearMap, Side, normalize
 from vecferry.mapfile import seal
+from vecferry.norms import METRICS, Norms, metric_of, metric_warnings
 from vecferry.pairs import BadRows, join, read_queries, with_roles
 from vecferry.qrels import read_qrels
 from vecferry.recall import Metric, Truth, topk
@@ -23,36 +24,10 @@ from vecferry.solvers import SOLVERS
 from vecferry.split import split
 from vecferry.store import Reader, StoreInfo, Uri, opened
 
-METRICS: tuple[Metric, ...] = ("cosine", "ip", "l2")
 DIRECTIONS: tuple[Direction, ...] = ("document", "query")
-AGREE = 0.01
-"""Norms whose largest is at most this part above the smallest are one length."""
 K = 10
 NO_BETTER = 0.98
 """Held-out error, as a part of the mean vector's, from which a map is said to have learned next to nothing."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Norms:
-    """Hold the smallest, the median and the largest norm of some vectors."""
-
-    low: float
-    median: float
-    high: float
-
-    @classmethod
-    def of(cls, x: Floats) -> Norms:
-        """Measure the norms of rows."""
-        norms = np.linalg.norm(x, axis=1).astype(np.float64)
-        return cls(*(float(f"{v:.6g}") for v in (norms.min(), np.median(norms), norms.max())))
-
-    @property
-    def agree(self) -> bool:
-        """Whether they are one length."""
-        return self.high <= self.low * (1 + AGREE)
-
-    def __str__(self) -> str:
-        return f"from {self.low:.4g} to {self.high:.4g}, median {self.median:.4g}"
 
 
 def fit(
@@ -111,7 +86,7 @@ def fit(
             ends, norms, sides = ends[::-1], norms[::-1], sides[::-1]
         metric = metric or metric_of(norms[1], ends[1])
         warnings = [f"{n} rows left out: {fault}" for fault, n in bad.skipped.items()]
-        warnings += _metric_warnings(metric, norms, *ends)
+        warnings += metric_warnings(metric, norms, *ends)
     x, y = parts.pairs(direction)
     scale_free = metric == "cosine" and (direction == "query" or not norms[0].agree)  # a query's length ranks nothing
     if scale_free:
@@ -180,17 +155,6 @@ def check_sides(
     if sides[0].space is not None and sides[0].space == sides[1].space:
         raise IncompatibleError(f"source and target are both {goal!r}: there is nothing to translate")
     return sides[0], sides[1]
-
-
-def metric_of(norms: Norms, info: StoreInfo) -> Metric:
-    """Return cosine for target vectors of one length; raise UsageError for others, whose ranking rule can't be told."""
-    if norms.agree:
-        return "cosine"
-    recorded = f" (the store says {info.metric})" if info.metric else ""
-    raise UsageError(
-        f"{info.uri}: norms go {norms} and don't agree within {AGREE:.0%}, so how this space ranks can't be told"
-        f"{recorded}: say --metric cosine, ip or l2"
-    )
 
 
 def measure(
@@ -293,20 +257,3 @@ def _fingerprint(info: StoreInfo, norms: Norms, vectors: Floats) -> dict[str, An
     mean = np.linalg.norm(vectors.mean(axis=0, dtype=np.float64))
     header = {"uri": info.uri, "kind": info.kind, "count": info.count, "dim": info.dim, "metric": info.metric}
     return header | {"median_norm": norms.median, "norm_of_mean": float(f"{mean:.6g}")}
-
-
-def _metric_warnings(metric: Metric, norms: tuple[Norms, Norms], old: StoreInfo, new: StoreInfo) -> list[str]:
-    found = []
-    if metric == "cosine":
-        for info, length in ((old, norms[0]), (new, norms[1])):
-            if info.metric in ("ip", "l2") and not length.agree:
-                found.append(
-                    f"{info.uri} ranks by {info.metric} and its norms go {length}: lengths count there, but not under "
-                    "cosine, by which the map ranks"
-                )
-    elif norms[1].agree:
-        found.append(
-            f"{new.uri}: all norms are {norms[1].median:.4g}, so {metric} ranks like cosine there; but only a map "
-            "for cosine gives vectors of one length: --metric cosine"
-        )
-    return found
