@@ -147,6 +147,22 @@ def compare(assessed: dict[str, Any], happened: dict[str, dict[str, float]]) -> 
     }
 
 
+def numbers(assessed: dict[str, Any]) -> dict[str, Any]:
+    """Return each way's measured cells as value, low, high."""
+    return {
+        way["name"]: {c["metric"]: [c["value"], c["low"], c["high"]] for c in way["cells"] if c["value"] is not None}
+        for way in assessed["ways"]
+    }
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [rounded(v) for v in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
@@ -161,12 +177,14 @@ def main() -> None:
         assessed = assess(data, old, new, pairs, queries).to_json()
         happened = outcome(data, old, new, pairs, queries)
         row = compare(assessed, happened)
-        for value in (assessed["facts"], assessed["timing"]):
-            value.pop("source", None)
         done.append(
             {"old": old, "new": new, "pairs": pairs, "queries": queries}
             | row
-            | {"outcome": happened, "assessed": {k: assessed[k] for k in ("gain", "ways", "verdict")}}
+            | {
+                "outcome": rounded(happened),
+                "assessed": rounded(numbers(assessed)),
+                "reasons": assessed["verdict"]["reasons"],
+            }
         )
         print(
             f"{pairs:5} {old:12} -> {new:12} said {row['said']:10} happened {row['happened']:10} "
@@ -177,7 +195,7 @@ def main() -> None:
         )
         RESULTS.parent.mkdir(exist_ok=True)
         parameters = {"index": INDEX, "judging_queries": len(data.judging), "sizes": SIZES, "solver": "ridge"}
-        RESULTS.write_text(json.dumps({"parameters": parameters, "results": done}, indent=1) + "\n")
+        RESULTS.write_text(json.dumps({"parameters": parameters, "results": done}, separators=(",", ":")) + "\n")
     for pairs, _ in SIZES:
         rows = [r for r in done if r["pairs"] == pairs]
         if not rows:
