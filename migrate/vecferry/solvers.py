@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from vecferry.batch import Floats
 from vecferry.errors import DataError
+from vecferry.linear import normalize
 from vecferry.sgd import descend
 
 Doubles = NDArray[np.float64]
@@ -29,6 +30,7 @@ _ROWS = 1024  # of each piece in which sums over all pairs are taken, so that fl
 class Solution:
     """Hold a learned `y = x @ weight + bias`: float32 `[d_source, d_target]` and `[d_target]` (None for no bias).
 
+    `mean` is what is subtracted from rows before they are normalised, None where they are taken as they are.
     `parameters` say how it was found (JSON values), `warnings` what looked suspicious, for people to read.
     """
 
@@ -36,6 +38,12 @@ class Solution:
     bias: Floats | None
     parameters: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    mean: Floats | None = None
+
+    def predict(self, x: Floats) -> Floats:
+        """Return `[n, d_target]` for rows `[n, d_source]`, not normalised."""
+        y: Floats = prepare(x, self.mean) @ self.weight
+        return y if self.bias is None else y + self.bias
 
 
 class Solver(Protocol):
@@ -51,7 +59,7 @@ def pinv(X: Floats, Y: Floats, *, seed: int = 0) -> Solution:
     It is the least-squares map of least norm. Near n = d it interpolates noise and is at its worst (double descent);
     it warns below n = 2 d. Singular values below `max(n, d)` float64 rounding errors of the largest count as zero.
     """
-    n, d = _check(X, Y)
+    n, d = check(X, Y)
     with threadpool_limits(1, "blas"):
         weight, _, rank, _ = np.linalg.lstsq(X.astype(np.float64), Y.astype(np.float64), rcond=None)
     warnings = []
@@ -71,7 +79,7 @@ def ridge(X: Floats, Y: Floats, *, seed: int = 0, rows: int = LOO_ROWS) -> Solut
     mean squared singular value of those rows, down to half decades around the best, and used unchanged for all rows:
     the noise it stands for doesn't grow with their number.
     """
-    n, _ = _check(X, Y)
+    n, _ = check(X, Y)
     chosen = np.sort(np.random.default_rng(seed).permutation(n)[:rows]) if n > rows else slice(None)
     with threadpool_limits(1, "blas"):
         search = LeaveOneOut(X[chosen], Y[chosen])
@@ -81,9 +89,8 @@ def ridge(X: Floats, Y: Floats, *, seed: int = 0, rows: int = LOO_ROWS) -> Solut
             errors |= {k: search.error(_half_decades(k) * search.scale) for k in (best - step, best + step)}
         best = _best(errors)
         penalty = _half_decades(best) * search.scale
-        mean_x, mean_y, gram, cross = _moments(X, Y)
-        gram[np.diag_indices_from(gram)] += penalty
-        weight = np.linalg.solve(gram, cross)
+        mean_x, mean_y, gram, cross = moments(X, Y)
+        weight = shrunken(gram, cross, penalty)
     parameters = {
         "lambda": penalty,
         "lambda_relative": _half_decades(best),
@@ -99,13 +106,11 @@ def procrustes(X: Floats, Y: Floats, *, seed: int = 0, scaled: bool = True) -> S
     `R = U V'` of `Xc'Yc = U S V'`, `c = tr(S) / ||Xc R||^2`, `y = c (x - mean(X)) R + mean(Y)`. Dimensions that differ
     give the rectangular `U V'`, which is what zero-padding the smaller space gives.
     """
-    _check(X, Y)
+    check(X, Y)
     with threadpool_limits(1, "blas"):
-        mean_x, mean_y, gram, cross = _moments(X, Y)
-        u, s, vt = np.linalg.svd(cross, full_matrices=False)
-        rotation = u @ vt
-        spread = float(np.sum(rotation * (gram @ rotation)))  # ||Xc R||^2
-    scale = 1.0 if not scaled else float(s.sum()) / spread if spread > 0 else 0.0
+        mean_x, mean_y, gram, cross = moments(X, Y)
+        scale, rotation = turned(gram, cross)
+    scale = scale if scaled else 1.0
     weight = scale * rotation
     return _solution(weight, mean_y - mean_x @ weight, {"scale": scale}, [])
 
@@ -116,7 +121,7 @@ def sgd(X: Floats, Y: Floats, *, seed: int = 0, steps: int = 2000, batch: int = 
     The loss is the mean squared error; more `steps` lead to the least-squares map. The paper gives no settings: these
     are ours. Raises MissingDependencyError without torch.
     """
-    _check(X, Y)
+    check(X, Y)
     mean_x, mean_y = X.mean(0, dtype=np.float64), Y.mean(0, dtype=np.float64)
     x, y = X - mean_x, Y - mean_y
     size_x, size_y = (float(np.sqrt(np.mean(a * a))) or 1.0 for a in (x, y))
@@ -171,7 +176,7 @@ def _best(errors: dict[int, float]) -> int:
     return min(errors, key=lambda k: (errors[k], -k))  # of equals, which constant vectors give, the largest
 
 
-def _check(X: Floats, Y: Floats) -> tuple[int, int]:
+def check(X: Floats, Y: Floats) -> tuple[int, int]:
     """Return (n, d_source) of pairs that a map can be learned from; raise DataError for others."""
     if X.ndim != 2 or Y.ndim != 2 or len(X) != len(Y):
         raise DataError(f"pairs must be two matrices of as many rows, not {list(X.shape)} and {list(Y.shape)}")
@@ -183,7 +188,30 @@ def _check(X: Floats, Y: Floats) -> tuple[int, int]:
     return len(X), X.shape[1]
 
 
-def _moments(X: Floats, Y: Floats) -> tuple[Doubles, Doubles, Doubles, Doubles]:
+def prepare(x: Floats, mean: Floats | None) -> Floats:
+    """Return rows less `mean`, of length 1, as `LinearMap` makes them with `pre="center_l2"`; as they are for None."""
+    if mean is None:
+        return x
+    y = x - mean
+    normalize(y)
+    return y
+
+
+def shrunken(gram: Doubles, cross: Doubles, penalty: float) -> Doubles:
+    """Return the ridge weight `(Xc'Xc + penalty I)^-1 Xc'Yc`."""
+    weight: Doubles = np.linalg.solve(gram + penalty * np.eye(len(gram)), cross).astype(np.float64, copy=False)
+    return weight
+
+
+def turned(gram: Doubles, cross: Doubles) -> tuple[float, Doubles]:
+    """Return the scale of least squares, and the orthogonal `R = U V'` of `Xc'Yc = U S V'`."""
+    u, s, vt = np.linalg.svd(cross, full_matrices=False)
+    rotation: Doubles = (u @ vt).astype(np.float64, copy=False)
+    spread = float(np.sum(rotation * (gram @ rotation)))  # ||Xc R||^2
+    return float(s.sum()) / spread if spread > 0 else 0.0, rotation
+
+
+def moments(X: Floats, Y: Floats) -> tuple[Doubles, Doubles, Doubles, Doubles]:
     """Return both means, `Xc'Xc` and `Xc'Yc` in float64."""
     mean_x, mean_y = X.mean(0, dtype=np.float64), Y.mean(0, dtype=np.float64)
     gram = np.zeros((X.shape[1], X.shape[1]))
