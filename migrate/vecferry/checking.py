@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vecferry.asking import Asked, same_space
+from vecferry.attribution import attribute
 from vecferry.baseline import MAX_DROP, compare, load_baseline
 from vecferry.batch import id_keys
 from vecferry.bench import STAND_INS
@@ -21,7 +22,8 @@ from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_sca
 from vecferry.gate import Gate, decide, join
 from vecferry.holdout import Qrels, holdout_of
 from vecferry.linear import LinearMap
-from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Evaluation, PerQuery, Row, Slices
+from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Curve, Evaluation, Loss, PerQuery, Row, Slices
+from vecferry.prechecks import card_of
 from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right
 from vecferry.report import Report
 from vecferry.slices import Slicing, documents_of, measure_slices
@@ -64,6 +66,8 @@ def check(
     wanted = Gate.parse(gate) if isinstance(gate, str) else gate
     before = None if baseline is None else load_baseline(baseline, max_drop)
     m = LinearMap.load(map) if isinstance(map, (str, Path)) else map
+    if m is not None and m.card is not None:
+        card_of(m, "document")
     if source_queries is not None and (m is None or queries is None):
         raise UsageError("source queries go with a map and queries, to which they are matched by id")
     with opened(destination) as index, nullcontext() if truth is None else opened(truth) as true:
@@ -74,10 +78,13 @@ def check(
         asked = Asked.read(index, m, queries, source_queries, qrels)
         if true is not None:
             evaluation = _at_full_size(index, true, m, asked, wanted, slicing, k, seed)
+            losses: tuple[Loss, ...] = ()
         else:
             assert m is not None
             held = asked.of(holdout_of(m))
             evaluation = evaluate(held, m, staged=index, gate=wanted, slicing=slicing, k=k, seed=seed)
+            lossy = index.info.provenance.get("source_lossy")
+            losses = attribute(held, m, index, evaluation, lossy=lossy, seed=seed)
         facts = {
             "destination": index.info.uri,
             "rows": index.info.count,
@@ -92,7 +99,7 @@ def check(
     decisions = [] if wanted is None else [decide(wanted, evaluation)]
     if before is not None:
         decisions.append(compare(evaluation, before, wanted, max_drop=max_drop, seed=seed))
-    return Report(facts, evaluation, join(decisions))
+    return Report(facts, evaluation, join(decisions), attribution=losses)
 
 
 def _keys(store: Reader) -> NDArray[np.uint64]:
@@ -173,18 +180,20 @@ def _at_full_size(
     names = asked.ids if own is None else own
     per_query = [PerQuery.of(names, vectors, size.kept)]
     slices = None if slicing is None else size.slices(slicing, true, len(vectors), ideal, own)
+    sweep: tuple[Curve, ...] = ()
     if indexed:
         rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:OVERLAP_QUERIES])
-        overlaps = index_overlap(index, vectors[rows], ks, metric)
-        values = {("index-overlap", k): v for k, v in overlaps.items()}
+        overlap = index_overlap(index, vectors[rows], ks, metric)
+        values = {("index-overlap", k): v for k, v in overlap.values.items()}
+        sweep = overlap.curves(k, seed=seed)
         per_query.append(PerQuery.of(names.take(pa.array(rows)), vectors[rows], values))
-        cells = tuple(size.cell("index-overlap", k, values) for k, values in overlaps.items())
+        cells = tuple(size.cell(name, k, v) for (name, k), v in values.items())
     else:
         cells = tuple(Cell("index-overlap", k, reason="the store has no index of its own") for k in ks)
         notes.append("as indexed: the stored vectors, searched exactly")
     as_indexed = replace(as_indexed, cells=as_indexed.cells + cells)
     rows_measured = (as_indexed, size.row(RE_EMBEDDED, best, best, ideal))
-    return Evaluation(rows_measured, metric, k, tuple(notes), slices, tuple(per_query))
+    return Evaluation(rows_measured, metric, k, tuple(notes), slices, tuple(per_query), sweep=sweep)
 
 
 @dataclass(frozen=True, slots=True)
