@@ -191,7 +191,7 @@ def test_another_space_or_dimension_is_refused(world):
         check(world.index(), truth=world.truth(space="old"))
     with pytest.raises(IncompatibleError, match="'newer', the map in 'new'"):
         check(world.index(space="newer"), map=world.m)
-    for_queries = Card(Side(D_IN, "old"), Side(D_OUT, "new"), "by hand", direction="query")
+    for_queries = Card(Side(D_IN, "old"), Side(D, "new"), "by hand", direction="query")
     with pytest.raises(IncompatibleError, match="new queries into the old space; this needs one"):
         check(world.index(), map=LinearMap(world.weight, card=for_queries), truth=world.truth())
     narrow = LinearMap(world.weight[:, :9], card=Card(Side(D_IN), Side(9), "by hand"))
