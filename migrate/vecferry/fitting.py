@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 import vecferry
+from vecferry.auto import EFFORTS, Chosen, choose
 from vecferry.batch import Floats
 from vecferry.errors import IncompatibleError, UsageError
-from vecferry.holdout import Holdout
+from vecferry.heldout import Retrieval, measure
+from vecferry.learning import learning_curve, to_json
 from vecferry.likeness import measure_likeness
-from vecferry.linear import Card, Direction, LinearMap, Side, normalize
+from vecferry.linear import Card, Direction, LinearMap, Post, Pre, Side, normalize
 from vecferry.mapfile import seal
 from vecferry.norms import METRICS, Norms, metric_of, metric_warnings
 from vecferry.pairs import BadRows, join, read_queries, with_roles
 from vecferry.qrels import read_qrels
-from vecferry.recall import Metric, Truth, topk
-from vecferry.solvers import SOLVERS
+from vecferry.rank import rank
+from vecferry.recall import Metric
+from vecferry.solvers import SOLVERS, Solution
 from vecferry.split import split
 from vecferry.store import Reader, StoreInfo, Uri, opened
 
+Objective = Literal["mse", "rank"]
 DIRECTIONS: tuple[Direction, ...] = ("document", "query")
-K = 10
+OBJECTIVES: tuple[Objective, ...] = ("mse", "rank")
 NO_BETTER = 0.98
 """Held-out error, as a part of the mean vector's, from which a map is said to have learned next to nothing."""
 
@@ -40,6 +45,8 @@ def fit(
     sample: str | Path | None = None,
     direction: Direction = "document",
     solver: str = "ridge",
+    objective: Objective = "mse",
+    effort: int = 1,
     metric: Metric | None = None,
     source_model: str | None = None,
     target_model: str | None = None,
@@ -55,13 +62,16 @@ def fit(
     index, which stays as it is (Drift-Adapter, arXiv 2509.23471). It learns from the queries too that both models
     encoded, and is measured on those held out. Stores and models are given the same for both directions.
 
+    `solver="auto"` fits several maps and takes the one by which the fit half of the queries finds most (see `auto`):
+    `effort` 0 is quick, 2 is slow. "sgd" with `objective="rank"` is rank distillation from ridge (see `rank`).
+
     The map's card records what it is for and everything suspicious (`card.warnings`); its hold-out is what a gate
     measures with. `sample` is the file of `vecferry sample`, needed where `target` has no `role` column to say what
     is held out. Raises UsageError for options that can't be right, IncompatibleError when a store is in another
     space or dimension than it should be, BadRowsError for rows that don't fit together unless `bad_rows="skip"`,
     and DataError when too little is left.
     """
-    _check_options(direction, solver, metric, bad_rows, queries, source_queries, qrels, sample)
+    _check_options(direction, solver, objective, effort, metric, bad_rows, queries, source_queries, qrels, sample)
     labels = None if qrels is None else read_qrels(qrels)
     bad = BadRows(skip=bad_rows == "skip")
     with ExitStack() as stack:
@@ -87,23 +97,51 @@ def fit(
         metric = metric or metric_of(norms[1], ends[1])
         warnings = [f"{n} rows left out: {fault}" for fault, n in bad.skipped.items()]
         warnings += metric_warnings(metric, norms, *ends)
+    if objective == "rank" and metric != "cosine":
+        raise UsageError(f"objective 'rank' trains a ranking by cosine, and this space ranks by {metric}")
     x, y = parts.pairs(direction)
     scale_free = metric == "cosine" and (direction == "query" or not norms[0].agree)  # a query's length ranks nothing
     if scale_free:
         normalize(x)
     if metric == "cosine":
         normalize(y)
-    solution = SOLVERS[solver](x, y, seed=seed)
-    m = LinearMap(
-        solution.weight,
-        solution.bias,
-        pre="l2" if scale_free else "none",
-        post="l2" if metric == "cosine" else "none",
-        holdout=parts.holdout,
+    learned = parts.queries if parts.queries is not None and len(parts.queries) else None
+    if learned is not None and metric == "cosine":
+        learned = learned.copy()
+        normalize(learned)
+    chosen = learn(
+        x,
+        y,
+        learned,
+        solver=solver,
+        objective=objective,
+        direction=direction,
+        metric=metric,
+        centring=not scale_free,
+        seed=seed,
+        effort=effort,
     )
-    measured = measure(m, parts.holdout, direction, y.mean(axis=0, dtype=np.float64))
-    if direction == "query" and parts.holdout.queries is not None:
-        measured |= agreement(m, parts.holdout, metric)
+    solution = chosen.solution
+
+    def map_of(s: Solution) -> LinearMap:
+        pre: Pre = "center_l2" if s.mean is not None else "l2" if scale_free else "none"
+        post: Post = "l2" if metric == "cosine" else "none"
+        return LinearMap(s.weight, s.bias, pre, post, s.mean, holdout=parts.holdout)
+
+    m = map_of(solution)
+    measured = measure(m, x, y, parts.holdout, direction)
+    retrieval = Retrieval.of(parts.holdout, direction, metric)
+    if retrieval is not None:
+        measured[retrieval.name] = round(float(retrieval(m).mean()), 4)
+        curve = learning_curve(
+            lambda rows: map_of(chosen.closed if len(rows) == len(x) else chosen.refit(x[rows], y[rows])),
+            retrieval,
+            len(x),
+            retrieval.name,
+            seed=seed,
+        )
+        if curve is not None:
+            measured["learning_curve"] = to_json(curve)
     warnings += [*parts.warnings, *solution.warnings]
     if likeness is not None and likeness.warning is not None:
         warnings.append(likeness.warning)
@@ -123,7 +161,7 @@ def fit(
             Card(
                 source=sides[0],
                 target=sides[1],
-                solver=solver,
+                solver=chosen.by,
                 parameters=parameters,
                 direction=direction,
                 metric=metric,
@@ -157,49 +195,37 @@ def check_sides(
     return sides[0], sides[1]
 
 
-def measure(
-    m: LinearMap, holdout: Holdout, direction: Direction, mean: np.ndarray[Any, np.dtype[np.float64]]
-) -> dict[str, Any]:
-    """Compare the held-out documents' translations with their true vectors, beside the fit part's mean vector.
-
-    For direction "query" those are the held-out queries, or documents where the old model's queries aren't known.
-    `relative_error` is the root of the squared error before `post` over that of the mean vector: 1 is no better,
-    sqrt(1 - R^2) otherwise.
-    """
-    taken, true = holdout.source, holdout.target.copy()
-    if direction == "query" and holdout.queries is not None and holdout.source_queries is not None:
-        taken, true = holdout.queries, holdout.source_queries.copy()
-    elif direction == "query":
-        taken, true = holdout.target, holdout.source.copy()
-    if m.post == "l2":
-        normalize(true)
-    y = true.astype(np.float64)
-    guess = dataclasses.replace(m, post="none").apply(taken).astype(np.float64)
-    length = np.linalg.norm(y, axis=1)
-    cosine = (guess * y).sum(axis=1) / (np.linalg.norm(guess, axis=1) * length).clip(1e-300)
-    constant = y @ mean / (np.linalg.norm(mean) * length).clip(1e-300)
-    spread = np.linalg.norm(y - mean)
-    return {
-        "documents": len(holdout.ids),
-        "queries": 0 if holdout.queries is None else len(holdout.queries),
-        "mean_cosine": round(float(cosine.mean()), 4),
-        "mean_cosine_of_mean_vector": round(float(constant.mean()), 4),
-        "relative_error": round(float(np.linalg.norm(guess - y) / spread), 4) if spread else 1.0,
-    }
-
-
-def agreement(m: LinearMap, holdout: Holdout, metric: Metric) -> dict[str, float]:
-    """Measure a map of queries: of what re-embedding finds among the held-out documents, how much the index finds."""
-    assert holdout.queries is not None
-    k = min(K, len(holdout.ids))
-    found, _ = topk(m.apply(holdout.queries), holdout.source, k, metric)
-    values = Truth.of(holdout.queries, holdout.target, k, metric).agreement(found, k)
-    return {f"agreement@{k}": round(float(values.mean()), 4)}
+def learn(
+    x: Floats,
+    y: Floats,
+    queries: Floats | None,
+    *,
+    solver: str,
+    objective: Objective,
+    direction: Direction,
+    metric: Metric,
+    centring: bool,
+    seed: int,
+    effort: int,
+) -> Chosen:
+    """Fit by the solver of that name; with the cheaper one that shows how it goes with the number of pairs."""
+    if solver == "auto" and direction == "document":
+        return choose(x, y, queries=queries, metric=metric, centring=centring, seed=seed, effort=effort)
+    plain = partial(SOLVERS["ridge" if solver in ("auto", "sgd") else solver], seed=seed)
+    closed = plain(x, y)
+    if solver == "auto":
+        warning = "auto chooses among maps that carry documents; for queries this is ridge"
+        return Chosen("ridge", dataclasses.replace(closed, warnings=(warning,)), closed, plain)
+    if objective == "rank":
+        return Chosen(solver, rank(x, y, queries=queries, seed=seed), closed, plain)
+    return Chosen(solver, SOLVERS[solver](x, y, seed=seed) if solver == "sgd" else closed, closed, plain)
 
 
 def _check_options(
     direction: str,
     solver: str,
+    objective: str,
+    effort: int,
     metric: str | None,
     bad_rows: str,
     queries: Any,
@@ -209,15 +235,21 @@ def _check_options(
 ) -> None:
     for name, value, known in (
         ("direction", direction, DIRECTIONS),
-        ("solver", solver, tuple(SOLVERS)),
+        ("solver", solver, ("auto", *SOLVERS)),
+        ("objective", objective, OBJECTIVES),
+        ("effort", effort, EFFORTS),
         ("metric", metric or METRICS[0], METRICS),
         ("bad_rows", bad_rows, ("fail", "skip")),
     ):
         if value not in known:
-            raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(known)}")
+            raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(map(str, known))}")
     for name, given in (("source_queries", source_queries), ("qrels", qrels)):
         if given is not None and queries is None:
             raise UsageError(f"{name} needs queries, the new model's vectors of the same queries")
+    if objective == "rank" and solver != "sgd":
+        raise UsageError(f"objective 'rank' goes with solver 'sgd', not {solver!r}; 'auto' tries it by itself")
+    if objective == "rank" and direction != "document":
+        raise UsageError("objective 'rank' is for maps of direction 'document': it trains what queries find")
     if sample is not None and not Path(sample).is_file():
         raise UsageError(f"{sample}: no such file; `vecferry sample` writes it")
 
