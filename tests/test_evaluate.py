@@ -329,8 +329,8 @@ def test_index_overlap_is_what_exact_search_finds(indexed):
     got = index_overlap(store, h.queries, (1, 10), "cosine")
     for k in (1, 10):
         expected = [np.mean([d % 2 for d in t]) for t in nearest(h.queries, h.target, k)]
-        assert got[k] == pytest.approx(expected)
-        assert 0.2 < got[k].mean() < 0.8
+        assert got.values[k] == pytest.approx(expected)
+        assert 0.2 < got.values[k].mean() < 0.8
 
 
 def test_index_overlap_of_a_store_without_an_index_is_refused(rows):

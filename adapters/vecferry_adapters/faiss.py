@@ -28,6 +28,7 @@ from vecferry_adapters._faiss_file import Ints, OpenIndex, find_files, is_index,
 from vecferry_adapters._faiss_rows import Rows
 from vecferry_adapters._faiss_search import Found, merge, search, search_among
 from vecferry_adapters._faiss_sidecar import read_entry
+from vecferry_adapters._faiss_tuning import centroids, distances, limits, searching_with
 from vecferry_adapters._faiss_walk import walk
 from vecferry_adapters._faiss_writer import FaissWriter
 from vecferry_adapters._staging import swap_back
@@ -246,6 +247,19 @@ class FaissReader:
                 parts.append((np.where(places == -1, -1, members[places]), scores))
                 self._parts[number].release()
         return merge(parts, k)
+
+    @property
+    def tunable(self) -> Mapping[str, int]:
+        """Name nprobe or efSearch, where the index has it, with the largest value that makes a difference."""
+        return limits([part.index for part in self._parts])
+
+    def search_with(self, queries: Floats, k: int, parameters: Mapping[str, int]) -> tuple[Ints, Floats, int]:
+        """Search with other parameters, this once; return also the number of distances, those to centroids included."""
+        indexes = [part.index for part in self._parts]
+        before = distances()
+        with searching_with(indexes, parameters):
+            places, scores = self.search(queries, k)
+        return places, scores, distances() - before + centroids(indexes) * len(queries)
 
     def _places(self, rows: Rows, labels: Ints) -> Ints:
         """Find at which places of a shard's reading order rows stand that a search called by these labels."""

@@ -16,7 +16,23 @@ import click
 
 import vecferry
 from vecferry.errors import DataError, StoppedError, VecferryError
-from vecferry.options import allow_lossy, as_json, bad_rows, gate, metric, outputs, qrels, queries, seed, solver, stores
+from vecferry.options import (
+    allow_lossy,
+    as_json,
+    bad_rows,
+    duplicates,
+    gate,
+    metric,
+    mixing,
+    outputs,
+    payload,
+    qrels,
+    queries,
+    seed,
+    solver,
+    solving,
+    stores,
+)
 
 CRASHED = 70
 
@@ -149,7 +165,7 @@ def assess(as_json: bool, **arguments: Any) -> None:
     show_default=True,
     help="What the map carries: old documents into the new space, or new queries into the old one (the index stays).",
 )
-@solver
+@solving
 @metric
 @click.option("--source-model", help="Name of the old model.")
 @click.option("--target-model", help="Name of the new model.")
@@ -197,19 +213,10 @@ def fit(output: Path, **arguments: Any) -> None:
     "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to multiply."
 )
 @bad_rows
-@click.option(
-    "--duplicates",
-    "duplicate_ids",
-    type=click.Choice(["fail", "keep-last"]),
-    default="fail",
-    show_default=True,
-    help="What to do with ids that occur more than once.",
-)
-@click.option("--drop-payload", is_flag=True, help="Leave behind the columns that the target can't hold.")
-@click.option(
-    "--payload", type=click.Path(path_type=Path), help="Parquet file for the columns that the target can't hold."
-)
+@duplicates
+@payload
 @allow_lossy
+@mixing
 @seed
 @outputs
 @as_json

@@ -10,7 +10,7 @@ import pyarrow as pa
 from vecferry.batch import Floats, IdDigest
 from vecferry.bench import Bench, Find
 from vecferry.errors import IncompatibleError, UnsupportedError
-from vecferry.fullsize import index_overlap, search
+from vecferry.fullsize import Overlap, index_overlap, search
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout, Qrels
 from vecferry.linear import LinearMap
@@ -22,6 +22,7 @@ from vecferry.measured import (
     STATUS_QUO,
     TRANSLATED,
     Cell,
+    Curve,
     Evaluation,
     PerQuery,
 )
@@ -62,22 +63,24 @@ def evaluate(
     metric: Metric = m.card.metric if m.card is not None else "cosine"
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
     notes: list[str] = []
-    held, absent = _present(holdout, staged, notes)
+    held, absent = present(holdout, staged, notes)
     indexed = absent or (_index(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
     translated = m.apply(held.source)
     bench = Bench.of(held, metric, ks, seed)
     rows = [
-        bench.row(STATUS_QUO, _exact(held.source, metric), held.source_queries, held.source),
+        bench.row(STATUS_QUO, exactly(held.source, metric), held.source_queries, held.source),
         bench.row(NAIVE_SWAP, _swap(held, metric), held.queries, held.target, identities=held.source),
-        bench.row(TRANSLATED, _exact(translated, metric), held.queries, held.target, identities=translated),
+        bench.row(TRANSLATED, exactly(translated, metric), held.queries, held.target, identities=translated),
         bench.row(AS_INDEXED, indexed, held.queries, held.target),
         bench.row(*_cascade(translated, held.target, metric, max(ks)), held.queries, held.target),
-        bench.row(RE_EMBEDDED, _exact(held.target, metric), held.queries, held.target),
+        bench.row(RE_EMBEDDED, exactly(held.target, metric), held.queries, held.target),
     ]
     per_query = bench.per_query()
+    sweep: tuple[Curve, ...] = ()
     if staged is not None:
         wanted = gate is not None and "index-overlap" in gate.metrics
-        cells, overlaps = _overlap(staged, held, metric, ks, seed, wanted)
+        cells, overlap, overlaps = _overlap(staged, held, metric, ks, seed, wanted)
+        sweep = () if overlap is None else overlap.curves(k, seed=seed)
         per_query += overlaps
         rows = [replace(r, cells=r.cells + cells) if r.name == AS_INDEXED else r for r in rows]
         if staged.info.lossy and cells[0].value is not None:
@@ -85,7 +88,7 @@ def evaluate(
     slices = None if slicing is None else bench.slices(slicing)
     digest = IdDigest()
     digest.update(held.ids)
-    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query, f"{digest.unordered:016x}")
+    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query, f"{digest.unordered:016x}", sweep)
 
 
 def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:
@@ -101,7 +104,7 @@ def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:
         )
 
 
-def _present(holdout: Holdout, staged: Reader | None, notes: list[str]) -> tuple[Holdout, str | None]:
+def present(holdout: Holdout, staged: Reader | None, notes: list[str]) -> tuple[Holdout, str | None]:
     """Return the part of the hold-out that the store has; all of it, and a reason, where it has none."""
     if staged is None:
         return holdout, None
@@ -130,13 +133,14 @@ def _present(holdout: Holdout, staged: Reader | None, notes: list[str]) -> tuple
     return replace(holdout, **part, qrels=qrels), None
 
 
-def _exact(documents: Floats, metric: Metric) -> Find:
+def exactly(documents: Floats, metric: Metric) -> Find:
+    """Return the way of searching these documents exactly."""
     return lambda queries, k: topk(queries, documents, k, metric)[0]
 
 
 def _swap(held: Holdout, metric: Metric) -> Find | str:
     dims = held.source.shape[1], held.target.shape[1]
-    return _exact(held.source, metric) if dims[0] == dims[1] else f"dimensions differ: {dims[0]} and {dims[1]}"
+    return exactly(held.source, metric) if dims[0] == dims[1] else f"dimensions differ: {dims[0]} and {dims[1]}"
 
 
 def _cascade(translated: Floats, target: Floats, metric: Metric, k: int) -> tuple[str, Find | str]:
@@ -163,13 +167,13 @@ def _index(staged: Reader, held: Holdout, metric: Metric, notes: list[str]) -> F
         except UnsupportedError as other:
             return str(other)
         notes.append(f"as indexed: the stored vectors, searched exactly ({error})")
-        return _exact(vectors, metric)
+        return exactly(vectors, metric)
     return lambda queries, k: search(staged, queries, k, metric, held.ids)
 
 
 def _overlap(
     staged: Reader, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int, wanted: bool
-) -> tuple[tuple[Cell, ...], tuple[PerQuery, ...]]:
+) -> tuple[tuple[Cell, ...], Overlap | None, tuple[PerQuery, ...]]:
     """Compare the index with exact search at full size, unless it is one that searches exactly by its nature."""
     count = staged.info.count or 0
     reason = None
@@ -182,10 +186,10 @@ def _overlap(
         rows = np.random.default_rng(seed).permutation(len(queries))[:OVERLAP_QUERIES]
         rows.sort()
         try:
-            overlaps = index_overlap(staged, queries[rows], ks, metric)
-            cells = [Cell.of("index-overlap", k, v, count, seed=seed, full_size=True) for k, v in overlaps.items()]
-            values = {("index-overlap", k): v for k, v in overlaps.items()}
-            return tuple(cells), (PerQuery.of(ids.take(pa.array(rows)), queries[rows], values),)
+            overlap = index_overlap(staged, queries[rows], ks, metric)
+            values = {("index-overlap", k): v for k, v in overlap.values.items()}
+            cells = [Cell.of(name, k, v, count, seed=seed, full_size=True) for (name, k), v in values.items()]
+            return tuple(cells), overlap, (PerQuery.of(ids.take(pa.array(rows)), queries[rows], values),)
         except UnsupportedError:
             reason = "the store has no index of its own"
-    return tuple(Cell("index-overlap", k, reason=reason) for k in ks), ()
+    return tuple(Cell("index-overlap", k, reason=reason) for k in ks), None, ()

@@ -137,6 +137,11 @@ class Loss:
     high: float | None = None
     reason: str | None = None
 
+    @classmethod
+    def of(cls, cause: str, metric: str, lost: Values, *, seed: int) -> Loss:
+        """Take the mean of what each query loses, with the interval of paired differences."""
+        return cls(cause, metric, *interval(lost, seed=seed))
+
 
 @dataclass(frozen=True, slots=True)
 class PerQuery:
@@ -176,6 +181,7 @@ class Evaluation:
     """Hold all rows, the rule by which documents were ranked, and what else there is to know about the numbers.
 
     held_out  a hash of the held-out ids, in any order; None at full size
+    sweep     index overlap, and its cost, against the index's search parameters, where more of them would help
     """
 
     rows: tuple[Row, ...]
@@ -185,6 +191,7 @@ class Evaluation:
     slices: Slices | None = None
     per_query: tuple[PerQuery, ...] = ()
     held_out: str | None = None
+    sweep: tuple[Curve, ...] = ()
 
     def cell(self, row: str, metric: str, k: int) -> Cell | None:
         """Return one cell; rows are found by the beginning of their names."""
@@ -202,6 +209,7 @@ class Evaluation:
             None if slices is None else Slices.from_json(slices),
             tuple(PerQuery(**p) for p in value.get("per_query", ())),
             value.get("held_out"),
+            tuple(Curve.from_json(c) for c in value.get("sweep", ())),
         )
 
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from vecferry.aside import publish_payload, stage_payload
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
-from vecferry.evaluate import evaluate
-from vecferry.gate import Gate, decide
+from vecferry.gate import Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
 from vecferry.linear import LinearMap
+from vecferry.measuring import Measure, Measured
 from vecferry.plan import Plan, finished, is_built_in_memory, make_plan, stamp_of
-from vecferry.prechecks import card_of, check_apart, check_payload, check_source, check_space, free_bytes
+from vecferry.prechecks import card_of, check_apart, check_exact, check_payload, check_source, check_space, free_bytes
 from vecferry.report import Report
 from vecferry.rewrite import duplicates, rewrite
 from vecferry.slices import Slicing
@@ -73,6 +73,7 @@ def migrate(
     gate: str | Gate | None = None,
     slice: str | None = None,
     slice_file: str | Path | None = None,
+    source_exact: Any = None,
     dtype: str = "float32",
     resume: bool = False,
     dry_run: bool = False,
@@ -96,6 +97,8 @@ def migrate(
     gate           "agreement@10>=0.35 and ..."; without one the report is made and nothing blocks
     slice          a payload column of the source, or of `slice_file`, a Parquet file with ids in the column `id`:
                    measure each of its values by itself too
+    source_exact   a store of exact source vectors, at least of the held-out ids: where the source stores codes, it
+                   tells apart what is lost to them and what to the map
     dtype          how the target stores elements: "float32" or "float16"
     bad_rows       what to do with NaN, infinite, zero and malformed rows: "fail" or "skip"
     duplicate_ids  "fail", or "keep-last": of rows with one id only the last is kept
@@ -121,30 +124,32 @@ def migrate(
     wanted = Gate.parse(gate) if isinstance(gate, str) else gate
     m = map if isinstance(map, LinearMap) else LinearMap.load(map)
     card = card_of(m, "document")
-    with opened(source) as reader:
+    nothing = nullcontext()
+    with opened(source) as reader, nothing if source_exact is None else opened(source_exact) as exact:
         if not reader.info.count:
             raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
         holdout = _holdout(m, required=wanted is not None)
         slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
+        if exact is not None:
+            check_exact(exact, reader, holdout)
+        measure = Measure(reader, m, holdout, wanted, slicing, exact, seed)
         keep = "drop" if drop_payload else "keep" if payload is None else "aside"
         rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}
         plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, seed=seed, **rules)
         aside = None if payload is None else Path(payload)
         if (published := finished(plan, reader.info)) is not None:
-            return _judge_again(reader, plan, m, published, holdout, wanted, slicing, aside, seed)
+            return _judge_again(plan, measure, published, aside)
         check_apart(reader.info, plan, m, aside)
         doubled, drop = duplicates(reader)
         if doubled and duplicate_ids == "fail":
             cure = "Mend the source, or keep the last row of each with --duplicates keep-last."
             raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
-        job = _Job(
-            reader, plan, m, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device, seed, slicing
-        )
+        job = _Job(reader, plan, m, measure, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device)
         if dry_run:
             return job.estimate(overwrite=overwrite)
         with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
-            return job.run(writer, holdout, wanted, warnings, aside, progress)
+            return job.run(writer, warnings, aside, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +159,7 @@ class _Job:
     reader: Reader
     plan: Plan
     m: LinearMap
+    measure: Measure
     batch_size: int
     skip: bool
     drop: NDArray[np.int64]
@@ -161,8 +167,6 @@ class _Job:
     keep: str
     threads: int
     device: str
-    seed: int
-    slicing: Slicing | None
 
     def estimate(self, *, overwrite: bool) -> Estimate:
         """Check the target's structure in a folder elsewhere, time a few batches, and write nothing that stays."""
@@ -196,8 +200,6 @@ class _Job:
     def run(
         self,
         writer: Writer,
-        holdout: Holdout | None,
-        gate: Gate | None,
         warnings: tuple[str, ...],
         aside: Path | None,
         progress: bool,
@@ -226,17 +228,12 @@ class _Job:
                 clock.append(time.perf_counter())
                 with writer.staged() as staged:
                     clock.append(time.perf_counter())
-                    error = verify(reader, staged, tally, translate, seed=self.seed, doubled=self.doubled)
+                    error = verify(reader, staged, tally, translate, seed=self.measure.seed, doubled=self.doubled)
                     clock.append(time.perf_counter())
-                    evaluation = None
-                    if holdout is not None:
-                        evaluation = evaluate(
-                            holdout, self.m, staged=staged, gate=gate, slicing=self.slicing, seed=self.seed
-                        )
+                    measured = self.measure.of(staged)
                     info = staged.info
             clock.append(time.perf_counter())
-            decision = decide(gate, evaluation) if gate and evaluation else None
-            published = decision is None or decision.passed
+            published = measured.decision is None or measured.decision.passed
             facts = _facts(reader, plan) | {
                 "index": info.index,
                 "parameters": dict(info.parameters),
@@ -266,34 +263,27 @@ class _Job:
             raise StoppedError(f"stopped; {done}: the same command with --resume continues") from None
         names = ("rewrite", "build", "verify", "measure", "publish")
         timing = {name: b - a for name, a, b in zip(names, clock, clock[1:], strict=False)}
-        return Report(facts=facts, evaluation=evaluation, decision=decision, warnings=warnings, timing=timing)
+        return _report(facts, measured, warnings, timing)
 
 
-def _judge_again(
-    reader: Reader,
-    plan: Plan,
-    m: LinearMap,
-    published: StoreInfo,
-    holdout: Holdout | None,
-    gate: Gate | None,
-    slicing: Slicing | None,
-    aside: Path | None,
-    seed: int,
-) -> Report:
+def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, aside: Path | None) -> Report:
     """Say that this very migration was finished before; finish what a kill left undone, and hold it to the gate."""
     # a run that was killed just after it had published leaves its empty stage and the payload's staging name
     with suppress(UsageError), open_writer(plan.destination, plan.target, resume=True, overwrite=True) as writer:
         writer.abort()
     if aside is not None:
         publish_payload(aside)
-    evaluation = decision = None
-    if gate is not None and holdout is not None:
+    measured = Measured()
+    if measure.gate is not None:
         with open_reader(plan.destination) as target:
-            evaluation = evaluate(holdout, m, staged=target, gate=gate, slicing=slicing, seed=seed)
-        decision = decide(gate, evaluation)
+            measured = measure.of(target)
     note = f"{plan.destination.path} was finished and published by this very migration before: nothing was written"
-    facts = _facts(reader, plan) | {"written": published.count, "published": True}
-    return Report(facts, evaluation, decision, warnings=(note,))
+    facts = _facts(measure.source, plan) | {"written": published.count, "published": True}
+    return _report(facts, measured, (note,), {})
+
+
+def _report(facts: dict[str, Any], measured: Measured, warnings: tuple[str, ...], timing: dict[str, float]) -> Report:
+    return Report(facts, measured.evaluation, measured.decision, warnings, timing, attribution=measured.attribution)
 
 
 def _holdout(m: LinearMap, *, required: bool) -> Holdout | None:

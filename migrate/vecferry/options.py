@@ -31,6 +31,20 @@ bad_rows = click.option(
     show_default=True,
     help="What to do with NaN, infinite, zero and malformed rows.",
 )
+duplicates = click.option(
+    "--duplicates",
+    "duplicate_ids",
+    type=click.Choice(["fail", "keep-last"]),
+    default="fail",
+    show_default=True,
+    help="What to do with ids that occur more than once.",
+)
+payload = together(
+    click.option("--drop-payload", is_flag=True, help="Leave behind the columns that the target can't hold."),
+    click.option(
+        "--payload", type=click.Path(path_type=Path), help="Parquet file for the columns that the target can't hold."
+    ),
+)
 allow_lossy = click.option("--allow-lossy", is_flag=True, help="Accept a source of quantised codes.")
 qrels = click.option("--qrels", type=click.Path(path_type=Path), help="Relevance labels: TREC format or three columns.")
 queries = together(
@@ -49,6 +63,29 @@ solver = click.option(
     show_default=True,
     help="How to fit.",
 )
+solving = together(
+    click.option(
+        "--solver",
+        type=click.Choice(["auto", "ridge", "pinv", "procrustes", "sgd"]),
+        default="auto",
+        show_default=True,
+        help="How to fit; auto tries several maps and takes the one that retrieves best.",
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(["mse", "rank"]),
+        default="mse",
+        show_default=True,
+        help="What sgd lowers: squared error, or how wrongly documents are ordered for queries (by cosine).",
+    ),
+    click.option(
+        "--effort",
+        type=click.IntRange(0, 2),
+        default=1,
+        show_default=True,
+        help="Time that auto takes: 0 without rank distillation, 2 to judge that on more folds.",
+    ),
+)
 metric = click.option(
     "--metric",
     type=click.Choice(["cosine", "ip", "l2"]),
@@ -62,6 +99,9 @@ gate = together(
         type=click.Path(path_type=Path),
         help="Parquet file with ids (id) and the column, if no store has it.",
     ),
+)
+mixing = together(
+    click.option("--source-exact", help="Exact source vectors (held-out ids at least): tells what its codes lost."),
 )
 outputs = together(
     click.option("--junit", type=click.Path(path_type=Path), help="File for the verdict as JUnit XML."),

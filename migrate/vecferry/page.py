@@ -101,7 +101,7 @@ def page(report: Report) -> str:
         slices=[] if evaluation is None else list(_slice_sections(evaluation, _thresholds(report))),
         hubness=[] if evaluation is None else _hubness(evaluation),
         losses=[(loss, round(100 * min(1.0, max(0.0, loss.value or 0.0)), 2)) for loss in report.attribution],
-        plots=[_plot(curve) for curve in report.curves if curve.points],
+        plots=[_plot(curve) for curve in report.all_curves if curve.points],
         missing=[] if evaluation is None else _missing(evaluation),
         facts={name: value for name, value in facts.items() if value},
         size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},

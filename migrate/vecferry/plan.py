@@ -86,6 +86,7 @@ def make_plan(
         "source_model": card.source.model,
         "target_model": card.target.model,
         "source_metric": info.metric,
+        "source_lossy": info.lossy,
     }
     rows = info.count or 0
     width = 2 if dtype == "float16" else 4

@@ -13,6 +13,7 @@ from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
 from vecferry.mapfile import HOLDOUT
+from vecferry.pairs import BadRows
 from vecferry.plan import Plan, source_files
 from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find
 
@@ -83,6 +84,34 @@ def check_source(
     if apart.any():
         return (f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have changed since the map was fitted",)
     return ()
+
+
+def check_exact(exact: Reader, source: Reader, holdout: Holdout | None) -> None:
+    """Refuse exact vectors that aren't the source's: of another space, lossy themselves, or without held-out ids."""
+    info, where = exact.info, source.info.uri
+    if holdout is None:
+        raise UsageError(f"{info.uri}: exact vectors are compared on a hold-out, which the map doesn't have")
+    if info.dim != source.info.dim:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {where} of {source.info.dim}")
+    if None not in (info.space, source.info.space) and info.space != source.info.space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {where} in {source.info.space!r}")
+    if info.lossy:
+        raise UsageError(f"{info.uri} holds quantised codes ({info.index or info.dtype}) itself: give exact vectors")
+    try:
+        ids = holdout.ids.cast(info.id_type or pa.int64())
+    except pa.ArrowInvalid:
+        raise IncompatibleError(f"{info.uri} has ids of type {info.id_type}, held out are {holdout.ids.type}") from None
+    rows = BadRows().take(exact, ids).vectors
+    known = np.flatnonzero(find(source, holdout.ids) >= 0)[:PROBED]
+    if len(known) < 2:
+        return
+    here, there = source.take(holdout.ids.take(pa.array(known))).vectors, rows[known]
+    own, other = (np.linalg.norm(here - x, axis=1).mean() for x in (there, np.roll(there, 1, axis=0)))
+    if own >= 0.9 * other:
+        raise IncompatibleError(
+            f"{info.uri} holds other vectors than {where}: {len(known)} held-out ids lie no nearer to their own rows "
+            "than to those of others"
+        )
 
 
 def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:

@@ -31,8 +31,8 @@ class Report:
     evaluation  the measured rows, None where the map has no hold-out
     decision    what became of the gate, None without one
     timing      seconds by step: the only part that differs between two equal runs
-    curves      how the numbers go with the number of pairs, of documents, or with a search parameter
-    attribution what is lost to which cause
+    curves      how the numbers go with the number of pairs or of documents
+    attribution what is lost to which cause, from re-embedding to the index as it is searched
     """
 
     facts: Mapping[str, Any]
@@ -58,6 +58,16 @@ class Report:
         """A sentence where the labels say that translated vectors aren't better than the old ones, or None."""
         return None if self.evaluation is None else _advice(self.evaluation)
 
+    @property
+    def most_lost(self) -> str | None:
+        """A sentence that says where most is lost, or None where nothing is attributed."""
+        return _most_lost(self.attribution)
+
+    @property
+    def all_curves(self) -> tuple[Curve, ...]:
+        """The curves, and those of the index's search parameters."""
+        return self.curves + (() if self.evaluation is None else self.evaluation.sweep)
+
     def next_step(self) -> str:
         """Return what to do next, in a line."""
         outcome = self.decision.outcome if self.decision is not None else "pass"
@@ -73,6 +83,7 @@ class Report:
             "gate": None if self.decision is None else asdict(self.decision) | {"outcome": self.decision.outcome},
             "curves": [asdict(curve) for curve in self.curves],
             "attribution": [asdict(loss) for loss in self.attribution],
+            "most_lost": self.most_lost,
             "advice": self.advice,
             "warnings": list(self.warnings),
             "timing": dict(self.timing),
@@ -111,7 +122,10 @@ class Report:
         lines = [*write_facts(self.facts), *(f"warning: {w}" for w in self.warnings)]
         if self.evaluation is not None:
             lines += ["", *write_tables(self.evaluation)]
-        lines += [*write_losses(self.attribution), *write_curves(self.curves)]
+        lines += write_losses(self.attribution)
+        if self.most_lost:
+            lines += ["", *textwrap.wrap(self.most_lost, 100)]
+        lines += write_curves(self.all_curves)
         if self.advice:
             lines += ["", *textwrap.wrap(self.advice, 100)]
         return "\n".join([*lines, "", *self._verdict()])
@@ -143,6 +157,23 @@ def publish(path: str | Path, text: str) -> None:
 def _plain(value: Any) -> Any:
     """Turn numpy numbers into Python's, and whatever else JSON doesn't know into its text."""
     return value.item() if hasattr(value, "item") else value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _most_lost(losses: tuple[Loss, ...]) -> str | None:
+    """Name the largest loss among those of one metric, which add up; say what ANN search loses at full size too."""
+    metric = losses[0].metric if losses else ""
+    chain = [(loss.value, loss.cause) for loss in losses if loss.value is not None and loss.metric == metric]
+    if not chain:
+        return None
+    worst, cause = max(chain, key=lambda step: step[0])
+    total = sum(value for value, _ in chain)
+    if worst <= 0 or total <= 0:
+        return f"No {metric} is lost."
+    found = f"Most is lost to {cause}: {worst:.3f} of the {total:.3f} {metric} that this index lacks."
+    full = next((loss for loss in losses if loss.metric.startswith("index-overlap") and loss.value), None)
+    if full is None:
+        return found
+    return f"{found} At full size its search misses {full.value:.3f} of what exact search over its vectors finds."
 
 
 def _advice(evaluation: Evaluation) -> str | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -149,6 +149,20 @@ class Reader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """What a reader may offer besides `Reader`: searches with other parameters than the recorded ones."""
+
+    @property
+    def tunable(self) -> Mapping[str, int]:
+        """Name the search parameters, each with the largest value that makes a difference."""
+
+    def search_with(
+        self, queries: Floats, k: int, parameters: Mapping[str, int]
+    ) -> tuple[NDArray[np.int64], Floats, int]:
+        """Search as `search` does, this once with other parameters; return also how many distances that took."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,113 @@
+"""What is lost to what: differences of agreement from stage to stage, from re-embedding to the index as searched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from vecferry.batch import Floats
+from vecferry.bench import Bench, Find
+from vecferry.errors import UnsupportedError
+from vecferry.evaluate import exactly, present
+from vecferry.fullsize import as_asked, own_metric, search
+from vecferry.holdout import Holdout
+from vecferry.linear import LinearMap
+from vecferry.measured import AS_INDEXED, Evaluation, Loss
+from vecferry.recall import Metric, Values, topk, without
+from vecferry.store import Reader
+
+MAP = "the map"
+MAP_AND_CODES = "the map and the source's codes"
+SOURCE_CODES = "the source's codes"
+TARGET_CODES = "the target's codes"
+ANN = "ANN search"
+ANN_FULL_SIZE = "ANN search at full size"
+
+
+def attribute(
+    holdout: Holdout,
+    m: LinearMap,
+    staged: Reader,
+    evaluation: Evaluation,
+    *,
+    source: Reader | None = None,
+    exact: Reader | None = None,
+    lossy: bool | None = None,
+    seed: int = 0,
+) -> tuple[Loss, ...]:
+    """Return what each step loses of agreement@k, as paired differences over the same held-out queries.
+
+    The steps: re-embedding, the map applied to `exact` source vectors, to those of `source` as it stores them (None
+    for the hold-out's), the vectors of `staged` searched exactly, its own search. Without `exact` what `lossy` codes
+    of the source lost is unknown (None for lossy: so is whether there are any), and counted with the map. Without
+    queries documents stand in, and it is doc-agreement. Last comes index overlap, which is measured at full size.
+    """
+    metric: Metric = m.card.metric if m.card is not None else "cosine"
+    k = evaluation.k
+    held, absent = present(holdout, staged, [])
+    bench = Bench.of(held, metric, (k,), seed)
+    name = f"agreement@{k}" if bench.asked is not None else f"doc-agreement@{k}"
+    if absent is not None or bench.by_documents is None:
+        return (Loss(MAP, name, reason=absent or f"k = {k} needs more than {k} documents"),)
+
+    def agreement(way: Find) -> Values:
+        if bench.asked is not None:
+            return bench.asked.agreement(way(bench.asked.queries, k), k)
+        assert bench.by_documents is not None
+        own = bench.stand_ins
+        return bench.by_documents.agreement(without(way(held.target[own], k + 1), own), k)
+
+    def of(documents: Floats) -> Values:
+        return agreement(exactly(documents, metric))
+
+    translated = m.apply(held.source if source is None else source.take(held.ids).vectors)
+    as_stored = of(translated)
+    before = np.ones_like(as_stored)
+    losses: list[Loss] = []
+    if exact is not None:
+        from_exact = of(m.apply(exact.take(held.ids.cast(exact.info.id_type or held.ids.type)).vectors))
+        losses.append(Loss.of(MAP, name, before - from_exact, seed=seed))
+        losses.append(Loss.of(SOURCE_CODES, name, from_exact - as_stored, seed=seed))
+    elif lossy is False:
+        losses.append(Loss.of(MAP, name, before - as_stored, seed=seed))
+        losses.append(Loss(SOURCE_CODES, name, 0.0, 0.0, 0.0))
+    else:
+        losses.append(Loss.of(MAP_AND_CODES, name, before - as_stored, seed=seed))
+        whether = "" if lossy else "whether the source holds codes isn't recorded; "
+        losses.append(Loss(SOURCE_CODES, name, reason=f"unknown: {whether}pass its exact vectors by --source-exact"))
+    losses += _of_target(staged, held, as_stored, agreement, metric, name, seed)
+    overlap = evaluation.cell(AS_INDEXED, "index-overlap", k)
+    if overlap is not None and overlap.value is not None:
+        assert overlap.low is not None
+        assert overlap.high is not None
+        lost = 1 - overlap.value, 1 - overlap.high, 1 - overlap.low
+        losses.append(Loss(ANN_FULL_SIZE, overlap.name, *lost))
+    elif overlap is not None:
+        losses.append(Loss(ANN_FULL_SIZE, overlap.name, reason=overlap.reason))
+    return tuple(losses)
+
+
+def _of_target(
+    staged: Reader,
+    held: Holdout,
+    before: Values,
+    agreement: Callable[[Find], Values],
+    metric: Metric,
+    name: str,
+    seed: int,
+) -> Iterator[Loss]:
+    """Yield what the target's codes lose, and its search among the held-out documents."""
+    try:
+        vectors, ranking = staged.take(held.ids).vectors, own_metric(staged.info, metric)
+        stored = agreement(lambda queries, k: topk(as_asked(queries, metric), vectors, k, ranking)[0])
+    except UnsupportedError as error:
+        yield from (Loss(cause, name, reason=str(error)) for cause in (TARGET_CODES, ANN))
+        return
+    yield Loss.of(TARGET_CODES, name, before - stored, seed=seed)
+    try:
+        searched = agreement(lambda queries, k: search(staged, queries, k, metric, held.ids))
+    except UnsupportedError as error:
+        yield Loss(ANN, name, reason=str(error))
+        return
+    yield Loss.of(ANN, name, stored - searched, seed=seed)
