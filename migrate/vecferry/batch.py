@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from vecferry.linear import Floats as Floats
+from vecferry.linear import faulty as faulty
+
 Cursor = Any  # whatever JSON value a reader resumes after; opaque to everybody else
 
 
@@ -57,14 +59,6 @@ def concat(batches: Iterable[VectorBatch]) -> VectorBatch:
         payload=pa.concat_tables(payloads) if payloads else None,
         cursor=parts[-1].cursor,
     )
-
-
-def faulty(vectors: Floats) -> NDArray[np.bool_]:
-    """Mark rows that can't be translated: NaN or infinite elements, a length of zero or beyond float32."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", vectors, vectors)
-    bad: NDArray[np.bool_] = ~(np.isfinite(squares) & (squares > 0))
-    return bad
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -192,9 +192,11 @@ class LinearMap:
 
     @classmethod
     def load(cls, folder: str | Path) -> LinearMap:
-        """Read a map folder; raise DataError for one that is damaged or of an unknown version."""
+        """Read a map folder; raise UsageError for what is no path, DataError for a damaged or unknown one."""
         from vecferry.mapfile import load
 
+        if not isinstance(folder, (str, Path)):
+            raise UsageError(f"a map is a LinearMap or the path of its folder, not {folder!r}")
         return load(Path(folder))
 
 
@@ -251,6 +253,14 @@ def round_to(x: Floats, bits: int, axis: int) -> NDArray[np.float64]:
     rounded: NDArray[np.float64] = x + shift
     rounded -= shift
     return rounded
+
+
+def faulty(vectors: Floats) -> NDArray[np.bool_]:
+    """Mark rows that can't be translated: NaN or infinite elements, a length of zero or beyond float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+    bad: NDArray[np.bool_] = ~(np.isfinite(squares) & (squares > 0))
+    return bad
 
 
 def normalize(x: Floats) -> None:

@@ -5,24 +5,45 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from vecferry.errors import DataError, UsageError
-from vecferry.linear import Floats, LinearMap
+from vecferry.errors import BadRowsError, UsageError
+from vecferry.linear import Floats, LinearMap, faulty
 
 
 def transform(vectors: ArrayLike, map: LinearMap | str | Path) -> Floats:
     """Map vectors `[n, d_in]`, or one vector `[d_in]`, to float32 `[n, d_out]` or `[d_out]`.
 
-    Raises IncompatibleError for vectors of another dimension, DataError for NaN or infinite ones.
+    Raises UsageError for what isn't an array of real numbers, IncompatibleError for vectors of another dimension, and
+    BadRowsError, by their numbers counted from 0, for rows that `transform_store` would refuse too.
     """
     m = map if isinstance(map, LinearMap) else LinearMap.load(map)
-    x = np.asarray(vectors, dtype=np.float32)
+    x = _real(vectors)
     rows = x[None] if x.ndim == 1 else x
-    if not np.isfinite(rows).all():
-        raise DataError("the vectors hold NaN or infinite numbers: leave those rows out")
-    y = m.apply(rows)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        _refuse(faulty(rows), "rows hold NaN, infinite or too large numbers, or nothing but zeros")
+        y = m.apply(rows)
+        _refuse(faulty(y), "rows are mapped to nothing but zeros, or beyond what float32 holds")
     return y[0] if x.ndim == 1 else y
+
+
+def _real(vectors: ArrayLike) -> Floats:
+    """Return an array of numbers as float32; numpy would cut complex ones, and read numbers out of text."""
+    try:
+        given = np.asarray(vectors)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the vectors can't be read as an array [n, d] of numbers: {error}") from error
+    if given.dtype.kind in "cOSUMm" or given.ndim not in (1, 2):
+        raise UsageError(
+            f"the vectors must be real numbers, [n, d] or one vector [d], not {given.dtype} {list(given.shape)}"
+        )
+    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, and is refused
+        return given.astype(np.float32, copy=False)
+
+
+def _refuse(bad: NDArray[np.bool_], fault: str) -> None:
+    if bad.any():
+        raise BadRowsError("the vectors", fault, np.flatnonzero(bad).tolist(), "Leave them out or mend them.")
 
 
 def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> int:
