@@ -247,6 +247,13 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: edit_card(f, target={"dim": 4, "model": None, "prompt": None}),
         "the card says 5 -> 4",
     ),
+    "another normalisation": (lambda f: edit_card(f, post="l2"), "says other things of the map"),
+    "another metric": (lambda f: edit_card(f, metric="l2"), "says other things of the map"),
+    "another direction": (lambda f: edit_card(f, direction="sideways"), "says other things of the map"),
+    "another model": (
+        lambda f: edit_card(f, target={"dim": 3, "model": "third", "prompt": None}),
+        "says other things of the map",
+    ),
     "a flipped bit": (flip_a_bit, "damaged or swapped"),
     "no tensors": (lambda f: (f / TENSORS).unlink(), "can't be read as a map"),
     "a pickle": (lambda f: (f / TENSORS).write_bytes(pickle.dumps(Trap())), "damaged or swapped"),

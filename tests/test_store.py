@@ -165,3 +165,13 @@ def test_importing_the_core_loads_no_adapter() -> None:
     unwanted = ("vecferry_adapters", "faiss", "torch")
     code = f"import sys, vecferry.store; print([m for m in sys.modules if m.split('.')[0] in {unwanted}])"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_question_mark_in_a_file_name_is_no_option(tmp_path: Path) -> None:
+    (tmp_path / "we?ird.faiss").write_bytes(b"x")
+    for text in (f"{tmp_path}/we?ird.faiss", f"faiss:{tmp_path}/we?ird.faiss"):
+        address = Uri.parse(text)
+        assert (address.path, dict(address.options)) == (f"{tmp_path}/we?ird.faiss", {})
+        assert Uri.parse(str(address)) == address
+    assert Uri.parse(f"{tmp_path}/new?.faiss").path == f"{tmp_path}/new?.faiss"
+    assert Uri.parse("parquet:x?vector=v").options == {"vector": "v"}

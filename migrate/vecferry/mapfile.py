@@ -24,12 +24,21 @@ CARD = "card.json"
 HOLDOUT = "holdout.parquet"
 
 
+def meaning(m: LinearMap) -> str:
+    """Say what the numbers of a map are for; it stands in the tensor file, so that the sha256 covers it too."""
+    if m.card is None:
+        raise UsageError("a map without a card can't be identified: give it one with with_card()")
+    sides = {"source": dataclasses.asdict(m.card.source), "target": dataclasses.asdict(m.card.target)}
+    form = {"pre": m.pre, "post": m.post, "metric": m.card.metric, "direction": m.card.direction}
+    return json.dumps(form | sides, sort_keys=True)
+
+
 def tensor_bytes(m: LinearMap) -> bytes:
-    """Serialise the numbers of a map: what its sha256 is taken of."""
+    """Serialise the numbers of a map and what they are for: what its sha256 is taken of."""
     tensors = {"weight": m.weight, "bias": m.bias, "mean": m.mean}
     # ascontiguousarray: safetensors stores a transposed view wrongly, and says nothing
     held = {name: np.ascontiguousarray(a) for name, a in tensors.items() if a is not None}
-    return bytes(save_tensors(held))
+    return bytes(save_tensors(held, metadata={"vecferry": meaning(m)}))
 
 
 def seal(m: LinearMap) -> LinearMap:
@@ -97,11 +106,14 @@ def load(folder: Path) -> LinearMap:
             raise DataError(f"{folder / TENSORS} has sha256 {digest[:16]}…, {told}: damaged or swapped")
         tensors = load_tensors(data)
         m = LinearMap(tensors["weight"], tensors.get("bias"), pre, post, tensors.get("mean"), card, path=folder)
+        if (m.d_in, m.d_out) != (card.source.dim, card.target.dim):
+            told = f"the card says {card.source.dim} -> {card.target.dim}"
+            raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, {told}: damaged or edited")
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        if header.get("__metadata__", {}).get("vecferry") != meaning(m):
+            raise DataError(f"{folder / CARD} says other things of the map than {TENSORS}: it was edited")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, UsageError) as error:
         raise DataError(f"{folder} can't be read as a map: {error}") from error
-    if (m.d_in, m.d_out) != (card.source.dim, card.target.dim):
-        told = f"the card says {card.source.dim} -> {card.target.dim}"
-        raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, {told}: damaged or edited")
     return m
 
 

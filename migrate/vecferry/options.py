@@ -23,7 +23,13 @@ def together(*decorators: Callable[[F], F]) -> Callable[[F], F]:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on stdout.")
-seed = click.option("--seed", default=0, show_default=True, help="Seed of every random choice.")
+seed = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Seed of every random choice.",
+)
 bad_rows = click.option(
     "--bad-rows",
     type=click.Choice(["fail", "skip"]),
@@ -102,6 +108,7 @@ gate = together(
 )
 mixing = together(
     click.option("--source-exact", help="Exact source vectors (held-out ids at least): tells what its codes lost."),
+    click.option("--encoded", help="New model's vectors for some ids, to stand in the index if they are found there."),
 )
 outputs = together(
     click.option("--junit", type=click.Path(path_type=Path), help="File for the verdict as JUnit XML."),

@@ -52,11 +52,13 @@ class Uri:
                 raise UsageError(f"{text}: no adapter named {kind!r}; installed adapters: {known}")
             kind, rest = "", text
         path, question, query = rest.partition("?")
-        if question and not kind and Path(rest).exists():
+        if question and Path(rest).exists():
             path, query = rest, ""  # a file with a question mark in its name
         try:
             pairs = parse_qsl(query, strict_parsing=True, keep_blank_values=True) if query else []
         except ValueError as error:
+            if not kind and Path(path).suffix == "" and Path(rest).suffix in SUFFIXES:
+                return cls("", rest)  # a new one, such as what?.faiss
             raise UsageError(f"{text}: options after '?' must be key=value joined by '&'") from error
         if len(options := dict(pairs)) < len(pairs):
             raise UsageError(f"{text}: an option is given twice")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vecferry.errors import BadRowsError, UsageError
+from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.linear import Floats, LinearMap, faulty
 
 
@@ -56,9 +56,11 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
     from vecferry.plan import make_plan
     from vecferry.prechecks import check_payload, check_taken
     from vecferry.rewrite import rewrite
-    from vecferry.store import open_writer, opened
+    from vecferry.store import Uri, open_writer, opened
 
     m = map if isinstance(map, LinearMap) else LinearMap.load(map)
+    if Path(Uri.parse(output).path).exists():
+        raise UsageError(f"{output} exists: choose another name")
     with opened(vectors) as reader:
         if m.card is None:
             raise UsageError("the map has no card: give it one with with_card()")
@@ -74,7 +76,11 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
                 tally = rewrite(reader, writer, translate, batch_size=8192)
                 writer.staged().__exit__(None, None, None)
                 writer.commit()
-            except BaseException:
+            except BaseException as error:
                 writer.abort()
+                if isinstance(error, StoppedError):
+                    raise DataError(
+                        f"{output} was not written, its disk is full: make room, and start again"
+                    ) from error
                 raise
         return tally.written
