@@ -8,6 +8,7 @@ import numpy as np
 
 from vecferry.batch import Floats
 from vecferry.bench import Bench, Find
+from vecferry.encoded import TrueRows
 from vecferry.errors import UnsupportedError
 from vecferry.evaluate import exactly, present
 from vecferry.fullsize import as_asked, own_metric, search
@@ -20,6 +21,7 @@ from vecferry.store import Reader
 MAP = "the map"
 MAP_AND_CODES = "the map and the source's codes"
 SOURCE_CODES = "the source's codes"
+MIXING = "true vectors among translated ones"
 TARGET_CODES = "the target's codes"
 ANN = "ANN search"
 ANN_FULL_SIZE = "ANN search at full size"
@@ -34,14 +36,16 @@ def attribute(
     source: Reader | None = None,
     exact: Reader | None = None,
     lossy: bool | None = None,
+    true: TrueRows | None = None,
     seed: int = 0,
 ) -> tuple[Loss, ...]:
     """Return what each step loses of agreement@k, as paired differences over the same held-out queries.
 
     The steps: re-embedding, the map applied to `exact` source vectors, to those of `source` as it stores them (None
-    for the hold-out's), the vectors of `staged` searched exactly, its own search. Without `exact` what `lossy` codes
-    of the source lost is unknown (None for lossy: so is whether there are any), and counted with the map. Without
-    queries documents stand in, and it is doc-agreement. Last comes index overlap, which is measured at full size.
+    for the hold-out's), `true` vectors in the place of some, the vectors of `staged` searched exactly, its own search.
+    Without `exact` what `lossy` codes of the source lost is unknown (None for lossy: so is whether there are any), and
+    counted with the map. Without queries documents stand in, and it is doc-agreement. Last comes index overlap, which
+    is measured at full size.
     """
     metric: Metric = m.card.metric if m.card is not None else "cosine"
     k = evaluation.k
@@ -76,6 +80,12 @@ def attribute(
         losses.append(Loss.of(MAP_AND_CODES, name, before - as_stored, seed=seed))
         whether = "" if lossy else "whether the source holds codes isn't recorded; "
         losses.append(Loss(SOURCE_CODES, name, reason=f"unknown: {whether}pass its exact vectors by --source-exact"))
+    if true is not None:
+        mixed = translated.copy()
+        true.put(held.ids, mixed)
+        with_true = of(mixed)
+        losses.append(Loss.of(MIXING, name, as_stored - with_true, seed=seed))
+        as_stored = with_true
     losses += _of_target(staged, held, as_stored, agreement, metric, name, seed)
     overlap = evaluation.cell(AS_INDEXED, "index-overlap", k)
     if overlap is not None and overlap.value is not None:
@@ -107,7 +117,7 @@ def _of_target(
     yield Loss.of(TARGET_CODES, name, before - stored, seed=seed)
     try:
         searched = agreement(lambda queries, k: search(staged, queries, k, metric, held.ids))
-    except UnsupportedError as error:
-        yield Loss(ANN, name, reason=str(error))
+    except UnsupportedError:
+        yield Loss(ANN, name, reason="the store has no index of its own, or none that can be searched among some rows")
         return
     yield Loss.of(ANN, name, stored - searched, seed=seed)

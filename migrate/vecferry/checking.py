@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +15,18 @@ from numpy.typing import NDArray
 from vecferry.asking import Asked, same_space
 from vecferry.attribution import attribute
 from vecferry.baseline import MAX_DROP, compare, load_baseline
-from vecferry.batch import id_keys
+from vecferry.batch import Floats, faulty, id_keys
 from vecferry.bench import STAND_INS
-from vecferry.errors import DataError, UsageError
+from vecferry.encoded import TrueRows
+from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.evaluate import OVERLAP_QUERIES, evaluate
 from vecferry.fullsize import BATCH, ids_at, index_overlap, judge, search_or_scan
 from vecferry.gate import Gate, decide, join
 from vecferry.holdout import Qrels, holdout_of
 from vecferry.linear import LinearMap
 from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Curve, Evaluation, Loss, PerQuery, Row, Slices
-from vecferry.prechecks import card_of
+from vecferry.pairs import BadRows
+from vecferry.prechecks import card_of, check_truth
 from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right
 from vecferry.report import Report
 from vecferry.slices import Slicing, documents_of, measure_slices
@@ -58,14 +61,15 @@ def check(
               than `max_drop` on the same queries (see `baseline.compare`)
 
     With `truth` and neither `queries` nor a map that has some, documents stand in as queries. Raises UsageError
-    with neither map nor truth, IncompatibleError where spaces or dimensions differ, DataError where `truth` and the
-    index don't hold the same ids.
+    with neither map nor truth, IncompatibleError where spaces or dimensions differ or `truth` is none (see
+    `prechecks.check_truth`), DataError where `truth` and the index don't hold the same ids, and BadRowsError for
+    queries and true vectors that can't be used.
     """
     if map is None and truth is None:
         raise UsageError("nothing to compare with: pass a map (--map) or a store of true vectors (--truth)")
-    wanted = Gate.parse(gate) if isinstance(gate, str) else gate
+    wanted = Gate.of(gate)
     before = None if baseline is None else load_baseline(baseline, max_drop)
-    m = LinearMap.load(map) if isinstance(map, (str, Path)) else map
+    m = map if map is None or isinstance(map, LinearMap) else LinearMap.load(map)
     if m is not None and m.card is not None:
         card_of(m, "document")
     if source_queries is not None and (m is None or queries is None):
@@ -74,6 +78,8 @@ def check(
         if m is not None:
             space = m.card.space if m.card is not None else None
             same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
+        if true is not None:
+            check_truth(index, true, m)
         slicing = Slicing.of(slice, slice_file, (index, true), wanted)
         asked = Asked.read(index, m, queries, source_queries, qrels)
         if true is not None:
@@ -81,10 +87,12 @@ def check(
             losses: tuple[Loss, ...] = ()
         else:
             assert m is not None
-            held = asked.of(holdout_of(m))
+            holdout = holdout_of(m)
+            mixed = TrueRows.recorded(index.info.provenance, holdout, m.card)
+            held = asked.of(holdout if mixed is None else holdout.take(mixed.held_in.measured))
             evaluation = evaluate(held, m, staged=index, gate=wanted, slicing=slicing, k=k, seed=seed)
             lossy = index.info.provenance.get("source_lossy")
-            losses = attribute(held, m, index, evaluation, lossy=lossy, seed=seed)
+            losses = attribute(held, m, index, evaluation, lossy=lossy, true=mixed, seed=seed)
         facts = {
             "destination": index.info.uri,
             "rows": index.info.count,
@@ -110,6 +118,15 @@ def _keys(store: Reader) -> NDArray[np.uint64]:
             f"{store.info.uri}: {doubled:,} of {len(keys):,} rows repeat an id, so it can't be joined by id"
         )
     return keys
+
+
+def _sound(truth: Reader) -> Iterator[Floats]:
+    """Yield true vectors; raise BadRowsError at the first block with rows that nothing can be compared with."""
+    for batch in truth.read(BATCH):
+        if (bad := faulty(batch.vectors)).any():
+            fault = "true vectors hold NaN, infinite or too large numbers, or nothing but zeros"
+            raise BadRowsError(truth.info.uri, fault, batch.ids.filter(pa.array(bad)).to_pylist(), "Mend them.")
+        yield batch.vectors
 
 
 def _same_ids(index: Reader, truth: Reader) -> int:
@@ -159,7 +176,7 @@ def _at_full_size(
     if vectors is None:
         chosen = np.sort(np.random.default_rng(seed).permutation(count)[:STAND_INS])
         own = ids_at(index, chosen).cast(true.info.id_type or pa.int64())
-        vectors = true.take(own).vectors
+        vectors = BadRows(optional=False).take(true, own).vectors
     top = ks[-1] + (own is not None)
     require_k(top, count)
     found, indexed = search_or_scan(index, vectors, top, metric)
@@ -167,7 +184,7 @@ def _at_full_size(
     places, which = np.unique(found[some], return_inverse=True)
     in_truth = np.full(found.shape, -1, np.int64)
     in_truth[some] = find(true, ids_at(index, places))[which]
-    exact, scores = judge((batch.vectors for batch in true.read(BATCH)), vectors, in_truth, top, metric)
+    exact, scores = judge(_sound(true), vectors, in_truth, top, metric)
     best, nearest = exact.scores, exact.places
     if own is not None:
         itself = find(true, own)

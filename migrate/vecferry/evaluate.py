@@ -12,7 +12,7 @@ from vecferry.bench import Bench, Find
 from vecferry.errors import IncompatibleError, UnsupportedError
 from vecferry.fullsize import Overlap, index_overlap, search
 from vecferry.gate import Gate
-from vecferry.holdout import Holdout, Qrels
+from vecferry.holdout import Holdout
 from vecferry.linear import LinearMap
 from vecferry.measured import (
     AS_INDEXED,
@@ -64,7 +64,7 @@ def evaluate(
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
     notes: list[str] = []
     held, absent = present(holdout, staged, notes)
-    indexed = absent or (_index(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
+    indexed = absent or (index_way(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
     translated = m.apply(held.source)
     bench = Bench.of(held, metric, ks, seed)
     rows = [
@@ -123,14 +123,7 @@ def present(holdout: Holdout, staged: Reader | None, notes: list[str]) -> tuple[
     notes.append(
         f"{len(names)} of {len(here)} held-out documents are not in the index and left out of all rows: {shown}"
     )
-    rows = np.flatnonzero(here)
-    qrels = holdout.qrels
-    if qrels is not None:
-        kept = here[qrels.document]
-        place = np.cumsum(here) - 1
-        qrels = Qrels(qrels.query[kept], place[qrels.document[kept]], qrels.grade[kept]) if kept.any() else None
-    part = {"ids": holdout.ids.take(pa.array(rows)), "source": holdout.source[rows], "target": holdout.target[rows]}
-    return replace(holdout, **part, qrels=qrels), None
+    return holdout.take(np.flatnonzero(here)), None
 
 
 def exactly(documents: Floats, metric: Metric) -> Find:
@@ -157,7 +150,7 @@ def _cascade(translated: Floats, target: Floats, metric: Metric, k: int) -> tupl
     return f"{CASCADE} (top-{c} re-ranked with true vectors)", way
 
 
-def _index(staged: Reader, held: Holdout, metric: Metric, notes: list[str]) -> Find | str:
+def index_way(staged: Reader, held: Holdout, metric: Metric, notes: list[str]) -> Find | str:
     """Search the staged store among the held-out ids; its vectors, exactly, where its index can't do that."""
     try:
         search(staged, held.target[:1], 1, metric, held.ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from vecferry.batch import Floats, id_keys
-from vecferry.errors import DataError, UsageError
+from vecferry.batch import Floats, faulty, id_keys
+from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.linear import LinearMap
 from vecferry.mapfile import HOLDOUT
 
@@ -56,6 +56,18 @@ class Holdout:
         if len(seen):
             raise DataError(f"{len(seen)} of {len(self.ids)} held-out documents were fitted on: measure with others")
 
+    def take(self, rows: NDArray[np.int64]) -> Holdout:
+        """Return the part with the documents at these ascending positions, and all queries."""
+        qrels = self.qrels
+        if qrels is not None:
+            place = np.full(len(self.ids), -1, np.int64)
+            place[rows] = np.arange(len(rows))
+            document = place[qrels.document]
+            here = document >= 0
+            qrels = Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
+        ids = self.ids.take(pa.array(rows))
+        return replace(self, ids=ids, source=self.source[rows], target=self.target[rows], qrels=qrels)
+
     def save(self, path: Path) -> None:
         """Write one Parquet file: a row for each document, query and label, `kind` says which."""
         vector = pa.list_(pa.float32())
@@ -83,7 +95,7 @@ class Holdout:
 
     @classmethod
     def load(cls, path: Path) -> Holdout:
-        """Read what `save` wrote; raise DataError for anything else."""
+        """Read what `save` wrote; raise DataError for anything else, and for vectors that nothing is measured with."""
         try:
             table = pq.read_table(path)
             documents, asked, labels, fitted = (
@@ -101,7 +113,7 @@ class Holdout:
                     labels["grade"].to_numpy(),
                 )
             has_source = asked.num_rows > 0 and asked["source"].null_count == 0
-            return cls(
+            held = cls(
                 ids=ids,
                 source=_matrix(documents["source"]),
                 target=_matrix(documents["target"]),
@@ -114,6 +126,16 @@ class Holdout:
             )
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{path} can't be read as a hold-out: {error}") from error
+        for vectors, named in (
+            (held.source, held.ids),
+            (held.target, held.ids),
+            (held.queries, held.query_ids),
+            (held.source_queries, held.query_ids),
+        ):
+            if vectors is not None and (bad := faulty(vectors)).any():
+                fault = "held-out vectors hold NaN, infinite or too large numbers, or nothing but zeros"
+                raise BadRowsError(str(path), fault, named.filter(pa.array(bad)).to_pylist(), "Fit the map again.")
+        return held
 
 
 def holdout_of(m: LinearMap) -> Holdout:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ class Cell:
     """Hold one number with its 95 % interval over queries, or the reason why there is none.
 
     metric     agreement, doc-agreement, identity, recall, ndcg, retention.recall, retention.ndcg, index-overlap,
+               true-share and doc-true-share (how much of what is found are true vectors put into the index),
                hub-skew and never-found (see `hubness`; without intervals)
     documents  among how many documents it was measured, and with how many `queries`
     among      what the documents are: "held-out documents", or "documents" at full size
@@ -44,9 +45,9 @@ class Cell:
     @property
     def asked(self) -> str:
         """What the queries are."""
-        if self.metric in ("doc-agreement", "identity", "hub-skew", "never-found"):
+        if self.metric in ("doc-agreement", "identity", "doc-true-share", "hub-skew", "never-found"):
             return "documents as queries"
-        return "queries" if self.metric in ("agreement", "index-overlap") else "labelled queries"
+        return "queries" if self.metric in ("agreement", "index-overlap", "true-share") else "labelled queries"
 
     @classmethod
     def of(
@@ -196,6 +197,11 @@ class Evaluation:
     def cell(self, row: str, metric: str, k: int) -> Cell | None:
         """Return one cell; rows are found by the beginning of their names."""
         return next((r.cell(metric, k) for r in self.rows if r.name.startswith(row)), None)
+
+    def joined(self, rows: tuple[Row, ...]) -> Evaluation:
+        """Return the evaluation with more cells in its rows of the same names."""
+        more = {row.name: row.cells for row in rows}
+        return replace(self, rows=tuple(replace(r, cells=r.cells + more.get(r.name, ())) for r in self.rows))
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Evaluation:

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vecferry.aside import publish_payload, stage_payload
+from vecferry.encoded import TrueRows
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
 from vecferry.linear import LinearMap
 from vecferry.measuring import Measure, Measured
+from vecferry.pairs import BadRows
 from vecferry.plan import Plan, finished, is_built_in_memory, make_plan, stamp_of
 from vecferry.prechecks import card_of, check_apart, check_exact, check_payload, check_source, check_space, free_bytes
 from vecferry.report import Report
@@ -74,6 +76,7 @@ def migrate(
     slice: str | None = None,
     slice_file: str | Path | None = None,
     source_exact: Any = None,
+    encoded: Any = None,
     dtype: str = "float32",
     resume: bool = False,
     dry_run: bool = False,
@@ -99,6 +102,8 @@ def migrate(
                    measure each of its values by itself too
     source_exact   a store of exact source vectors, at least of the held-out ids: where the source stores codes, it
                    tells apart what is lost to them and what to the map
+    encoded        a store of the new model's vectors for some ids: they stand in the index in the place of their
+                   translations, if they are found among those (see `measure_mix`); otherwise nothing is published
     dtype          how the target stores elements: "float32" or "float16"
     bad_rows       what to do with NaN, infinite, zero and malformed rows: "fail" or "skip"
     duplicate_ids  "fail", or "keep-last": of rows with one id only the last is kept
@@ -121,7 +126,7 @@ def migrate(
         raise UsageError("--drop-payload and --payload exclude each other")
     device = choose_device(device)
     threads = threads or cpu_count()
-    wanted = Gate.parse(gate) if isinstance(gate, str) else gate
+    wanted = Gate.of(gate)
     m = map if isinstance(map, LinearMap) else LinearMap.load(map)
     card = card_of(m, "document")
     nothing = nullcontext()
@@ -133,10 +138,14 @@ def migrate(
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
         if exact is not None:
             check_exact(exact, reader, holdout)
-        measure = Measure(reader, m, holdout, wanted, slicing, exact, seed)
+        true = None
+        if encoded is not None:
+            with opened(encoded) as store:
+                true = TrueRows.read(store, reader, holdout, card, seed, BadRows(bad_rows == "skip"))
+        measure = Measure(reader, m, holdout, wanted, slicing, exact, true, seed)
         keep = "drop" if drop_payload else "keep" if payload is None else "aside"
         rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}
-        plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, seed=seed, **rules)
+        plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, true=true, seed=seed, **rules)
         aside = None if payload is None else Path(payload)
         if (published := finished(plan, reader.info)) is not None:
             return _judge_again(plan, measure, published, aside)
@@ -221,6 +230,7 @@ class _Job:
                         skip=self.skip,
                         drop=self.drop,
                         payload=self.keep == "keep",
+                        true=self.measure.true,
                         advance=advance,
                     )
                 if not tally.written:
@@ -228,7 +238,15 @@ class _Job:
                 clock.append(time.perf_counter())
                 with writer.staged() as staged:
                     clock.append(time.perf_counter())
-                    error = verify(reader, staged, tally, translate, seed=self.measure.seed, doubled=self.doubled)
+                    error = verify(
+                        reader,
+                        staged,
+                        tally,
+                        translate,
+                        seed=self.measure.seed,
+                        doubled=self.doubled,
+                        true=self.measure.true,
+                    )
                     clock.append(time.perf_counter())
                     measured = self.measure.of(staged)
                     info = staged.info
@@ -274,7 +292,7 @@ def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, aside: Path
     if aside is not None:
         publish_payload(aside)
     measured = Measured()
-    if measure.gate is not None:
+    if measure.gate is not None or measure.true is not None:
         with open_reader(plan.destination) as target:
             measured = measure.of(target)
     note = f"{plan.destination.path} was finished and published by this very migration before: nothing was written"
@@ -307,6 +325,7 @@ def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
         "map": provenance["map"],
         "dimensions": [reader.info.dim, plan.target.dim],
         "lossy": reader.info.lossy,
+        "true_vectors": provenance.get("encoded", {}).get("rows"),
     }
 
 

@@ -21,6 +21,8 @@ MEANING = {
     "recall": "The share of the documents labelled relevant that are among the first {k}.",
     "ndcg": "How near the top the documents labelled relevant are found, 1 at best.",
     "index-overlap": "The share of exact search that the built index finds by its own search, at full size.",
+    "true-share": "How much of the first {k} are true vectors that were put in the place of translations.",
+    "doc-true-share": "How much of the first {k} are true vectors put in, with documents standing in as queries.",
 }
 WIDTH, HEIGHT = 560, 260
 LEFT, RIGHT, TOP, BOTTOM = 48, 16, 12, 40

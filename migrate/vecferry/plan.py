@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vecferry.encoded import TrueRows
 from vecferry.errors import UsageError
 from vecferry.linear import Card, LinearMap
 from vecferry.store import Reader, StoreInfo, Uri, resolve
@@ -43,6 +44,7 @@ def make_plan(
     bad_rows: str = "fail",
     duplicates: str = "fail",
     payload: str = "keep",
+    true: TrueRows | None = None,
     seed: int = 0,
 ) -> Plan:
     """Describe the target and identify the work.
@@ -79,6 +81,8 @@ def make_plan(
         "target": [kind, dict(address.options), structure, dtype, str(target.id_type), card.space, card.metric],
         "rules": [bad_rows, duplicates, payload, seed],
     }
+    if true is not None:
+        facts["encoded"] = true.identity()
     identity = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     provenance: dict[str, Any] = {
         "plan": identity,
@@ -88,6 +92,8 @@ def make_plan(
         "source_metric": info.metric,
         "source_lossy": info.lossy,
     }
+    if true is not None:
+        provenance["encoded"] = dict(true.held_in.provenance) | {"rows": len(true)}
     rows = info.count or 0
     width = 2 if dtype == "float16" else 4
     vectors = rows * (m.d_out * width + (0 if target.id_type is None else 8))
@@ -132,11 +138,14 @@ def source_files(source: StoreInfo) -> list[Path]:
 
 
 def stamp_of(source: StoreInfo) -> str:
-    """Hash names, sizes and times of a store's files: it changes when somebody writes to them."""
+    """Hash names, sizes and times of a store's files: it changes when somebody writes to them, or replaces them.
+
+    The time of the last change of status is among them, since tools that copy set the other one back.
+    """
     digest = hashlib.sha256()
     for path in source_files(source):
         status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0".encode())
     return digest.hexdigest()
 
 
@@ -151,6 +160,6 @@ def finished(plan: Plan, source: StoreInfo) -> StoreInfo | None:
     except Exception as error:
         log.debug("%s is not a store of this kind: %s", plan.destination, error)
         return None
-    published = Path(plan.destination.path).stat().st_mtime_ns
-    changed = any(path.stat().st_mtime_ns > published for path in source_files(source))
+    published = Path(plan.destination.path).stat().st_ctime_ns
+    changed = any(path.stat().st_ctime_ns > published for path in source_files(source))
     return info if info.provenance.get("plan") == plan.identity and not changed else None

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vecferry.batch import IdDigest, VectorBatch, faulty, id_keys
+from vecferry.encoded import TrueRows
 from vecferry.errors import BadRowsError, UsageError
 from vecferry.kernel import Kernel
 from vecferry.store import Reader, Writer
@@ -94,12 +95,14 @@ def rewrite(
     skip: bool = False,
     drop: NDArray[np.int64] = NOTHING,
     payload: bool = True,
+    true: TrueRows | None = None,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Tally:
     """Stream everything that isn't staged yet through `translate` into `writer`; return the tally of the whole job.
 
     `stamp` identifies the state of the source; a stage that was begun in another state is refused with UsageError.
-    `advance(n)` is told of every n rows read. Raises BadRowsError (see `sound`).
+    The vectors of `true` take the place of their ids' translations. `advance(n)` is told of every n rows read. Raises
+    BadRowsError (see `sound`).
     """
     progress = writer.progress
     tally = Tally.from_cursor(progress.cursor)
@@ -119,7 +122,10 @@ def rewrite(
             known = min(behind, len(batch))
             behind -= known
             new = batch.take(np.arange(known, len(batch))) if known else batch
-            yield len(batch), replace(new, vectors=translate(new.vectors), payload=new.payload if payload else None)
+            vectors = translate(new.vectors)
+            if true is not None:
+                true.put(new.ids, vectors)
+            yield len(batch), replace(new, vectors=vectors, payload=new.payload if payload else None)
 
     for rows, batch in ahead(translated()):
         writer.write(batch)

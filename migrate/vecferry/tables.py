@@ -7,7 +7,7 @@ from typing import Any
 
 from vecferry.measured import AS_INDEXED, TRANSLATED, Cell, Curve, Evaluation, Loss, Point, Slices
 
-SECTIONS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap")
+SECTIONS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap", "true-share", "doc-true-share")
 
 
 def write_facts(facts: Mapping[str, Any]) -> Iterator[str]:
