@@ -121,7 +121,7 @@ def test_each_stage_is_what_brute_force_finds(data: dict[str, np.ndarray], tmp_p
     indexed = report.evaluation.cell("as indexed", "agreement", 10)  # type: ignore[union-attr]
     assert sum(found[cause].value for cause in causes) == pytest.approx(1 - indexed.value)
     worst = max(causes, key=lambda cause: found[cause].value)
-    assert report.most_lost.startswith(f"Most is lost to {worst}: {found[worst].value:.3f}")
+    assert report.most_lost.startswith(f"Most is lost to {worst}: {found[worst].value:.3f} of the")
     assert report.most_lost in " ".join(report.table().split())
     report.save(tmp_path / "report.json")
     assert Report.load(tmp_path / "report.json").attribution == report.attribution

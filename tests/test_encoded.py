@@ -8,9 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import vecferry
 from vecferry.batch import VectorBatch
+from vecferry.cli import cli
 from vecferry.encoded import HeldIn
 from vecferry.errors import BadRowsError, IncompatibleError, UsageError
 from vecferry.holdout import Holdout
@@ -234,3 +236,22 @@ def test_a_true_vector_that_is_not_there_is_noticed(
     with pytest.raises(vecferry.DataError, match="differ from what they should be"):
         vecferry.migrate(source, f"parquet:{tmp_path / 'new'}", m, encoded=good)
     assert not (tmp_path / "new").exists()
+
+
+def test_the_command_line_says_that_true_vectors_stand_in_the_index(
+    made: tuple[np.ndarray, np.ndarray, LinearMap], tmp_path: Path
+) -> None:
+    x, y, m = made
+    source, good = stored(tmp_path / "old", np.arange(N), x), stored(tmp_path / "good", np.arange(600), y[:600])
+    m.save(tmp_path / "map")
+    page, new = tmp_path / "report.html", f"parquet:{tmp_path / 'new'}"
+    command = ["migrate", source, new, "--map", str(tmp_path / "map"), "--encoded", good, "--html", str(page)]
+    done = CliRunner().invoke(cli, [*command, "--source-exact", source])
+    assert done.exit_code == 0, done.output
+    assert "true vectors    250" in done.output  # 200 of 1,600 that aren't held out, 50 of 400 that are
+    assert "pass: true-share@10>=0.5 of re-embedding's" in done.output
+    assert "Most is lost to the map" in done.output
+    assert "true-share@10" in page.read_text()
+    dry = CliRunner().invoke(cli, [*command[:2], f"parquet:{tmp_path / 'dry'}", *command[3:], "--dry-run"])
+    assert "nothing was written" in dry.output
+    assert not (tmp_path / "dry").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 import time
@@ -17,7 +18,7 @@ from tqdm import tqdm
 
 from vecferry.aside import publish_payload, stage_payload
 from vecferry.encoded import TrueRows
-from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
+from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError, VecferryError
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
@@ -184,11 +185,17 @@ class _Job:
             raise UsageError(
                 f"{plan.destination.path} exists: choose another name, or --overwrite to swap it and keep a backup"
             )
+        if free_bytes(plan.destination) is None:
+            raise UsageError(f"{Path(plan.destination.path).parent} is not a folder: make it first")
+        check_space(plan)
         with tempfile.TemporaryDirectory() as folder:
-            elsewhere = replace(plan.destination, path=str(Path(folder) / "target"))
-            with open_writer(elsewhere, plan.target, threads=self.threads) as writer:
-                check_payload(self.reader.info, plan.target.kind, writer.capabilities, self.keep)
-                writer.abort()
+            elsewhere = replace(plan.destination, path=str(Path(folder) / Path(plan.destination.path).name))
+            try:
+                with open_writer(elsewhere, plan.target, threads=self.threads) as writer:
+                    check_payload(self.reader.info, plan.target.kind, writer.capabilities, self.keep)
+                    writer.abort()
+            except VecferryError as error:  # it happened elsewhere, but it is about the destination
+                raise type(error)(str(error).replace(elsewhere.path, plan.destination.path)) from error
         started, rows = time.perf_counter(), 0
         with kernel(self.m, self.device, self.threads) as translate:
             for batch in self.reader.read(self.batch_size):
@@ -200,11 +207,12 @@ class _Job:
         return Estimate(count, plan.nbytes, free_bytes(plan.destination), seconds, self._memory())
 
     def _memory(self) -> int:
-        """Estimate peak memory: batches on their way, 8 bytes per id, and an index that FAISS builds in memory."""
+        """Estimate peak memory: batches on their way, ids, true vectors, and an index that FAISS builds in memory."""
         m, count = self.m, self.reader.info.count or 0
         batches = 8 * self.batch_size * (m.d_in + m.d_out) * 4
         built = count * m.d_out * 4 if is_built_in_memory(self.plan.target) else 0
-        return 200 * 2**20 + batches + built + 16 * count
+        true = 0 if self.measure.true is None else 3 * self.measure.true.vectors.nbytes
+        return 200 * 2**20 + batches + built + 16 * count + true
 
     def run(
         self,
@@ -276,6 +284,10 @@ class _Job:
             if writer.progress.rows == 0:  # refused before any work: nothing is worth keeping
                 writer.abort()
             raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise StoppedError(f"{error}: make room, then repeat the command with --resume") from error
         except KeyboardInterrupt:
             done = f"{writer.progress.rows:,} of {reader.info.count:,} rows are safe in the stage"
             raise StoppedError(f"stopped; {done}: the same command with --resume continues") from None

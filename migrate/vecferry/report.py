@@ -166,10 +166,10 @@ def _most_lost(losses: tuple[Loss, ...]) -> str | None:
     if not chain:
         return None
     worst, cause = max(chain, key=lambda step: step[0])
-    total = sum(value for value, _ in chain)
-    if worst <= 0 or total <= 0:
+    total = sum(value for value, _ in chain if value > 0)
+    if worst <= 0:
         return f"No {metric} is lost."
-    found = f"Most is lost to {cause}: {worst:.3f} of the {total:.3f} {metric} that this index lacks."
+    found = f"Most is lost to {cause}: {worst:.3f} of the {total:.3f} {metric} that is lost."
     full = next((loss for loss in losses if loss.metric.startswith("index-overlap") and loss.value), None)
     if full is None:
         return found
