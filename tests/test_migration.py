@@ -219,6 +219,8 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
     assert estimate.free > 0
     with pytest.raises(UsageError, match="PQ"):
         vecferry.migrate(source, tmp_path / "pq.faiss", a_map(data), index="PQ7x4", dry_run=True)
+    with pytest.raises(UsageError, match="no is not a folder: make it first"):
+        vecferry.migrate(source, tmp_path / "no" / "new.faiss", a_map(data), dry_run=True)
     (tmp_path / "taken").write_bytes(b"x")
     with pytest.raises(UsageError, match="exists"):
         vecferry.migrate(source, f"faiss:{tmp_path / 'taken'}", a_map(data), dry_run=True)
@@ -230,7 +232,18 @@ def test_too_little_space_is_said_with_both_numbers(
     monkeypatch.setattr("vecferry.prechecks.free_bytes", lambda destination: 1000)
     with pytest.raises(UsageError, match=r"needs about 480,000 bytes, its stage included, and 1,000 are free"):
         vecferry.migrate(source, tmp_path / "new.faiss", a_map(data))
+    with pytest.raises(UsageError, match="needs about 480,000 bytes"):
+        vecferry.migrate(source, tmp_path / "new.faiss", a_map(data), dry_run=True)
     assert names(tmp_path) == ["old.faiss"]
+
+
+def test_a_graph_s_links_are_counted(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
+    target = tmp_path / "new.faiss"
+    estimate = vecferry.migrate(source, target, a_map(data), index="HNSW32", dry_run=True)
+    assert isinstance(estimate, Estimate)
+    vecferry.migrate(source, target, a_map(data), index="HNSW32")
+    staged = 4 * N * D_OUT  # the raw vectors that the index is built from stand beside it
+    assert 0.9 < estimate.nbytes / (target.stat().st_size + staged) < 1.1
 
 
 def test_bad_rows_fail_named_or_are_skipped_and_counted(data: dict[str, np.ndarray], tmp_path: Path) -> None:
@@ -371,6 +384,25 @@ def test_lossy_codes_need_a_word(data: dict[str, np.ndarray], tmp_path: Path) ->
     assert report.facts["index"] == "SQ8"  # the source's own structure at the new dimension
     assert report.facts["lossy"] is True
     assert 0 < report.facts["verified_error"] < 0.05
+
+
+def test_coarse_codes_of_the_vectors_that_a_map_was_fitted_on_are_its_source(
+    data: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    for name, x in (("same", data["x"]), ("other", data["x"][::-1].copy())):
+        index = faiss.index_factory(D_IN, "PQ8x4", faiss.METRIC_INNER_PRODUCT)
+        index.train(x)
+        index.add(x)
+        faiss.write_index(index, str(tmp_path / f"{name}.faiss"))
+    report = vecferry.migrate(
+        str(tmp_path / "same.faiss"), tmp_path / "new.faiss", a_map(data), index="Flat", allow_lossy=True
+    )
+    assert isinstance(report, vecferry.Report)
+    assert report.facts["written"] == N
+    with pytest.raises(IncompatibleError, match="have other vectors"):
+        vecferry.migrate(
+            str(tmp_path / "other.faiss"), tmp_path / "n.faiss", a_map(data), index="Flat", allow_lossy=True
+        )
 
 
 def test_an_empty_store_and_one_of_bad_rows_only(data: dict[str, np.ndarray], tmp_path: Path) -> None:

@@ -79,7 +79,10 @@ def save(m: LinearMap, folder: Path) -> Path:
         (stage / "README.md").write_text(page(m), encoding="utf-8")
         for path in (*stage.iterdir(), stage):
             _fsync(path)
-        stage.rename(folder)
+        try:
+            stage.rename(folder)
+        except OSError as error:  # another process made it meanwhile
+            raise UsageError(f"{folder} exists: choose another name for the map, or delete it first") from error
         _fsync(folder.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
@@ -102,8 +103,14 @@ def make_plan(
     )
     # a structure that FAISS builds in memory is written from a stage of raw vectors that stands beside it
     staged = vectors if is_built_in_memory(target) else 0
-    nbytes = vectors + staged + (others if target.payload is not None else 0)
+    nbytes = vectors + staged + _links(target) + (others if target.payload is not None else 0)
     return Plan(address, replace(target, provenance=provenance), identity, nbytes)
+
+
+def _links(target: StoreInfo) -> int:
+    """Return the bytes that a graph's links take: 2 M of 4 bytes for each row on the lowest level, M above it."""
+    graph = re.search(r"HNSW(\d*)", target.index)
+    return 0 if graph is None else (target.count or 0) * 4 * (2 * int(graph[1] or 32) + 8)
 
 
 def is_built_in_memory(target: StoreInfo) -> bool:

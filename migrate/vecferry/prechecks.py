@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from vecferry.batch import Floats
 from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
@@ -75,7 +77,10 @@ def check_source(
         )
     here = source.take(ids.take(pa.array(known))).vectors
     then = holdout.source[:PROBED][known]
-    apart = np.linalg.norm(here - then, axis=1) > 1e-2 * np.linalg.norm(then, axis=1)
+    distance = np.linalg.norm(here - then, axis=1)
+    # codes give back other vectors than those the map was fitted on; they are still nearer to them than to others'
+    near = np.linalg.norm(here - np.roll(then, 1, axis=0), axis=1) if info.lossy and len(known) > 1 else 0
+    apart = distance > np.maximum(near, 1e-2 * np.linalg.norm(then, axis=1))
     if apart.mean() > 0.5:
         raise IncompatibleError(
             f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have other vectors than when the map was "
@@ -133,23 +138,66 @@ def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:
     to_old = card.direction == "query"
     wrong_documents, wrong_queries = (held.source, held.source_queries) if to_old else (held.target, held.queries)
     for ids, wrong in ((held.ids, wrong_documents), (held.query_ids, wrong_queries)):
-        if wrong is None:
-            continue
-        try:
-            probes = ids.slice(0, PROBED).cast(info.id_type or pa.int64())
-        except pa.ArrowInvalid:
-            continue
-        known = np.flatnonzero(find(vectors, probes) >= 0)
-        if not len(known):
-            continue
-        here, there = vectors.take(probes.take(pa.array(known))).vectors, wrong[:PROBED][known]
-        same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
-        if same.mean() > 0.5:
+        same, known = _alike(vectors, ids, wrong)
+        if same > known / 2:
             ways = {"document": "old vectors into the new space", "query": "new queries into the old space"}
             raise IncompatibleError(
-                f"{info.uri}: {int(same.sum())} of {len(known)} held-out ids have vectors of the space where the map "
+                f"{info.uri}: {same} of {known} held-out ids have vectors of the space where the map "
                 f"leads: it carries {ways[card.direction]}, fit one with the other --direction"
             )
+
+
+def check_new(vectors: Reader, m: LinearMap) -> None:
+    """Refuse the old model's documents or queries where the new one's are compared, by rows that were held out."""
+    if m.d_in != m.d_out or (m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file())):
+        return
+    held = holdout_of(m)
+    for ids, old in ((held.ids, held.source), (held.query_ids, held.source_queries)):
+        same, known = _alike(vectors, ids, old)
+        if same > known / 2:
+            raise IncompatibleError(
+                f"{vectors.info.uri}: {same} of {known} held-out ids have the old model's vectors: "
+                "give those of the new model"
+            )
+
+
+def _alike(vectors: Reader, ids: pa.Array, held: Floats | None) -> tuple[int, int]:
+    """Count the held-out ids that a store gives these vectors, rounding aside, and those that it has at all."""
+    if held is None:
+        return 0, 0
+    try:
+        probes = ids.slice(0, PROBED).cast(vectors.info.id_type or pa.int64())
+    except pa.ArrowInvalid:
+        return 0, 0
+    known = np.flatnonzero(find(vectors, probes) >= 0)
+    if not len(known):
+        return 0, 0
+    here, there = vectors.take(probes.take(pa.array(known))).vectors, held[:PROBED][known]
+    same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
+    return int(same.sum()), len(known)
+
+
+def check_truth(index: Reader, truth: Reader, m: LinearMap | None) -> None:
+    """Refuse as truth what the new model didn't encode: the index itself, translated vectors, the old model's."""
+    here, there = (Path(Uri.parse(store.info.uri).path) for store in (index, truth))
+    if index is truth or (here.exists() and there.exists() and here.samefile(there) and _same_head(index, truth)):
+        raise IncompatibleError(
+            f"{truth.info.uri} is the index itself, which agrees with itself whatever it holds: give a store of the "
+            "documents' vectors as the new model encodes them"
+        )
+    if (used := truth.info.provenance.get("map")) is not None:
+        raise IncompatibleError(
+            f"{truth.info.uri} holds vectors that the map {str(used)[:16]}… translated, which is no truth to compare "
+            "with: give a store of the documents' vectors as the new model encodes them"
+        )
+    if m is not None:
+        check_new(truth, m)
+
+
+def _same_head(one: Reader, other: Reader) -> bool:
+    """Say whether two addresses of one file lead to the same vectors: a file may hold two columns of them."""
+    heads = [next(iter(store.read(PROBED)), None) for store in (one, other)]
+    return heads[0] is None or heads[1] is None or np.array_equal(heads[0].vectors, heads[1].vectors)
 
 
 def check_apart(source: StoreInfo, plan: Plan, m: LinearMap, payload: Path | None) -> None:
@@ -174,6 +222,8 @@ def check_apart(source: StoreInfo, plan: Plan, m: LinearMap, payload: Path | Non
         raise UsageError(f"{payload} exists or is the target: choose another name for the payload")
     if not payload.parent.is_dir():
         raise UsageError(f"{payload}: there is no folder {payload.parent}, make it first")
+    if not os.access(payload.parent, os.W_OK):
+        raise UsageError(f"{payload}: the folder {payload.parent} can't be written to")
 
 
 def free_bytes(destination: Uri) -> int | None:
