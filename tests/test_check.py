@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from vecferry.checking import check
-from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.evaluate import evaluate
 from vecferry.holdout import Holdout, Qrels
 from vecferry.linear import Card, LinearMap, Side
@@ -199,7 +200,96 @@ def test_another_space_or_dimension_is_refused(world):
         check(world.index(), map=narrow)
 
 
+@pytest.mark.parametrize("bad", [0, 1e30, np.nan, np.inf])
+@pytest.mark.parametrize("way", ["map", "truth"])
+def test_queries_that_cannot_be_asked_are_refused_by_id(world, way, bad):
+    against = {"map": world.m} if way == "map" else {"truth": world.truth()}
+    asked = world.queries.copy()
+    asked[[3, 7]] = bad
+    with pytest.raises(BadRowsError, match=r"the queries: 2 .*: q3, q7\. Mend them\.$") as caught:
+        check(world.index(), queries=world.store(asked, world.names), gate="agreement@10>=0.1", **against)
+    assert (caught.value.ids, caught.value.exit_code) == (["q3", "q7"], 3)
+
+
+@pytest.mark.parametrize("bad", [0, 1e30, np.nan])
+def test_source_queries_that_cannot_be_asked_are_refused_by_id(world, bad):
+    old = unit(np.random.default_rng(8).standard_normal((Q, D_IN)))
+    old[5] = bad
+    given = {"queries": world.store(world.queries, world.names), "source_queries": world.store(old, world.names)}
+    with pytest.raises(BadRowsError) as caught:
+        check(world.index(), map=world.m, **given)
+    assert caught.value.ids == ["q5"]
+    given["source_queries"] = world.store(np.delete(old, 5, axis=0), [f"q{i}" for i in range(Q) if i != 5])
+    with pytest.raises(BadRowsError, match="not in it: q5"):
+        check(world.index(), map=world.m, **given)
+
+
+def test_queries_of_one_id_are_refused(world):
+    twice = world.store(world.queries, ["a", "b", "a", *(f"q{i}" for i in range(Q - 3))])
+    for against in ({"map": world.m}, {"truth": world.truth()}):
+        with pytest.raises(BadRowsError, match=r"2 rows share their id with another: a, a\."):
+            check(world.index(), queries=twice, **against)
+    with pytest.raises(DataError, match="the queries is empty"):
+        check(world.index(), map=world.m, queries=world.store(world.queries[:0], world.names.slice(0, 0)))
+
+
+@pytest.mark.parametrize("bad", [0, 1e30, np.nan])
+@pytest.mark.parametrize("queries", [True, False])
+def test_true_vectors_that_are_none_are_refused_by_id(world, bad, queries):
+    target = world.target[:N].copy()
+    target[[2, 410]] = bad
+    asked = {"queries": world.store(world.queries, world.names)} if queries else {}
+    with pytest.raises(BadRowsError) as caught:
+        check(world.index(), truth=world.store(target, world.ids), **asked)
+    assert caught.value.ids == ["d2", "d410"]
+
+
+def test_the_index_and_translations_are_no_truth(world, tmp_path):
+    index = world.index()
+    with pytest.raises(IncompatibleError, match="the index itself, which agrees with itself") as caught:
+        check(index, truth=index)
+    assert caught.value.exit_code == 4
+    for map in (None, world.m):
+        with pytest.raises(IncompatibleError, match="that the map abc… translated"):
+            check(world.index(), truth=world.truth(provenance={"map": "abc"}), map=map)
+    check(world.index(provenance={"map": "abc"}), truth=world.truth(provenance={"plan": "x"}))
+    path = tmp_path / "both.parquet"
+    columns = {name: list(x[:N]) for name, x in {"one": world.translated, "two": world.target}.items()}
+    pq.write_table(pa.table({"id": world.ids} | columns), path)
+    for same in (f"{path}?vector=one", f"parquet:{tmp_path}/./both.parquet?id=id&vector=one"):
+        with pytest.raises(IncompatibleError, match="the index itself"):
+            check(f"parquet:{path}?vector=one", truth=same)
+    report = check(f"parquet:{path}?vector=one", truth=f"parquet:{path}?vector=two")
+    everyone = np.arange(N)
+    found = nearest(world.target[:N], world.translated, 10, everyone)
+    expected = overlap(found, nearest(world.target[:N], world.target[:N], 10, everyone))
+    assert value(report, "as indexed", "doc-agreement") == pytest.approx(expected)
+
+
+def test_vectors_of_the_old_model_are_refused_where_dimensions_are_equal(world, rows):
+    turn = np.linalg.qr(np.random.default_rng(3).standard_normal((D, D)))[0]
+    old, old_asked = unit(world.target @ turn), unit(world.queries @ turn)
+    held = replace(world.held, source=old[:150], source_queries=old_asked)
+    m = LinearMap(turn.T, card=Card(Side(D), Side(D), "by hand"), holdout=held)
+    index, names = rows(world.ids, world.target[:N], uri="the index"), world.names
+    new = {"queries": world.store(world.queries, names), "source_queries": world.store(old_asked, names)}
+    assert value(check(index, map=m, **new), "translated", "agreement") > 0.99
+    truth = rows(world.ids, world.target[:N], uri="the truth")
+    for given in ({}, {"truth": truth}):
+        with pytest.raises(IncompatibleError, match="queries: 40 of 40 held-out ids have the old model's") as caught:
+            check(index, map=m, queries=world.store(old_asked, names), **given)
+        assert caught.value.exit_code == 4
+    with pytest.raises(IncompatibleError, match="150 of 150 held-out ids have the old model's"):
+        check(index, map=m, truth=rows(world.ids, old[:N], uri="the truth"))
+    with pytest.raises(IncompatibleError, match="40 of 40 held-out ids have vectors of the space where the map leads"):
+        check(index, map=m, queries=new["queries"], source_queries=new["queries"])
+
+
 def test_calls_that_cannot_be_right(world):
+    with pytest.raises(UsageError, match="text or a Gate, not 5"):
+        check(world.index(), map=world.m, gate=5)
+    with pytest.raises(UsageError, match="a map is a LinearMap or the path of its folder, not 5"):
+        check(world.index(), map=5)
     with pytest.raises(UsageError, match="--map"):
         check(world.index())
     with pytest.raises(UsageError, match="can't read"):

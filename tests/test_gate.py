@@ -18,6 +18,13 @@ from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import AS_INDEXED, Cell, Evaluation, Row
 
 
+def test_a_gate_is_text_or_a_gate():
+    gate = Gate.parse("agreement@10>=0.35")
+    assert (Gate.of("agreement@10>=0.35"), Gate.of(gate), Gate.of(None)) == (gate, gate, None)
+    with pytest.raises(UsageError, match=r"text or a Gate, not 5: write METRIC@K>=VALUE"):
+        Gate.of(5)
+
+
 def test_a_gate_is_read():
     gate = Gate.parse(" agreement@10>=0.35 and nDCG@5 > .2 AND index-overlap@100>=1")
     assert gate.conditions == (

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vecferry.batch import id_keys
-from vecferry.errors import DataError, UsageError
+from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.holdout import Holdout, Qrels, holdout_of
 from vecferry.linear import LinearMap
 
@@ -115,6 +115,18 @@ def test_a_file_whose_rows_were_tampered_with_is_refused(tmp_path: Path) -> None
     pq.write_table(leaky, path)
     with pytest.raises(DataError, match="1 of 3 held-out documents were fitted on"):
         Holdout.load(path)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0, 1e30])
+@pytest.mark.parametrize("part", ["source", "target", "queries", "source_queries"])
+def test_vectors_that_nothing_is_measured_with_are_refused_by_id(tmp_path: Path, part: str, bad: float) -> None:
+    held = some_holdout(**PARTS["source queries"])
+    getattr(held, part)[1] = bad
+    held.save(tmp_path / "holdout.parquet")
+    with pytest.raises(BadRowsError, match="1 held-out vectors hold NaN") as caught:
+        Holdout.load(tmp_path / "holdout.parquet")
+    assert caught.value.ids == (["q2"] if "queries" in part else [-3])
+    assert caught.value.exit_code == 3
 
 
 def test_a_map_in_memory_has_its_holdout_at_hand() -> None:

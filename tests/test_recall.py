@@ -99,7 +99,7 @@ def test_k_and_dimensions_that_cannot_be_are_refused_with_both_numbers():
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 def test_numbers_that_are_none_are_refused_not_passed_over(metric, bad):
     documents = gaussian(5000, 4)
     documents[4321, 2] = bad

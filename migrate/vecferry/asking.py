@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Floats
 from vecferry.errors import DataError, IncompatibleError, UsageError
-from vecferry.fullsize import BATCH
 from vecferry.holdout import Holdout, Qrels, holdout_of
 from vecferry.linear import LinearMap
+from vecferry.pairs import BadRows, read_queries
+from vecferry.prechecks import check_new, check_taken
 from vecferry.qrels import Labels, as_ids, as_strings, read_qrels
-from vecferry.store import Reader, find, opened, require_all
+from vecferry.store import Reader, find, opened
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +30,11 @@ class Asked:
 
     @classmethod
     def read(cls, index: Reader, m: LinearMap | None, queries: Any, source_queries: Any, qrels: Any) -> Asked:
-        """Read queries and labels; raise IncompatibleError for queries of another space or dimension."""
+        """Read queries and labels.
+
+        Raises IncompatibleError for queries of another space, dimension or model, BadRowsError for unusable vectors
+        and for ids that stand more than once or lack a source query.
+        """
         labels = None if qrels is None else read_qrels(qrels)
         if queries is None:
             if source_queries is not None:
@@ -41,16 +46,17 @@ class Asked:
                 names = (held.query_ids.take(pa.array(held.qrels.query)), held.ids.take(pa.array(held.qrels.document)))
                 labels = Labels("the map's hold-out", names[0], as_strings(names[1]), held.qrels.grade)
             return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
-        with opened(queries) as store:
+        with opened(queries) as store, nullcontext() if source_queries is None else opened(source_queries) as old:
             same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
-            ids, vectors = _read_all(store)
-        source = None
-        if source_queries is not None:
-            with opened(source_queries) as store:
-                places = find(store, ids)
-                require_all(store.info.uri, ids, places)
-                source = store.take(ids).vectors
-        return cls(as_strings(ids), vectors, source, labels, given=True)
+            if store.info.count == 0:
+                raise DataError(f"{store.info.uri} is empty")
+            if m is not None:
+                check_new(store, m)
+                if old is not None and m.card is not None:
+                    check_taken(old, m, m.card)
+            dims = (0 if m is None else m.d_in, index.info.dim)
+            asked = read_queries(store, old, dims, BadRows(optional=False))
+        return cls(asked.ids, asked.vectors, asked.source, labels, given=True)
 
     def of(self, held: Holdout) -> Holdout:
         """Put these queries and labels in the place of a hold-out's own."""

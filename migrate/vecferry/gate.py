@@ -52,6 +52,15 @@ class Gate:
         parts = re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE)
         return cls(tuple(_condition(part, text) for part in parts))
 
+    @classmethod
+    def of(cls, gate: str | Gate | None) -> Gate | None:
+        """Return a gate, read where it is text, and None for none; raise UsageError for anything else."""
+        if gate is None or isinstance(gate, Gate):
+            return gate
+        if not isinstance(gate, str):
+            raise UsageError(f"a gate is text or a Gate, not {gate!r}: write METRIC@K>=VALUE, as in {EXAMPLE}")
+        return cls.parse(gate)
+
     @property
     def ks(self) -> frozenset[int]:
         """Every k that must be measured."""

@@ -61,9 +61,13 @@ class Queries:
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Decide about rows that can't be used: they raise, or are left out and counted by their fault."""
+    """Decide about rows that can't be used: they raise, or are left out and counted by their fault.
+
+    `optional` says that the verb can leave them out, with --bad-rows skip.
+    """
 
     skip: bool = False
+    optional: bool = True
     skipped: dict[str, int] = field(default_factory=dict)
 
     def drop(self, bad: Mask, ids: pa.Array, where: str, fault: str, cure: str) -> Mask:
@@ -71,7 +75,8 @@ class BadRows:
         if bad.any():
             if not self.skip:
                 names = ids.filter(pa.array(bad)).to_pylist()
-                raise BadRowsError(where, fault, names, f"{cure}, or leave them out with --bad-rows skip.")
+                otherwise = ", or leave them out with --bad-rows skip." if self.optional else "."
+                raise BadRowsError(where, fault, names, cure + otherwise)
             key = f"{where}: {fault}"
             self.skipped[key] = self.skipped.get(key, 0) + int(bad.sum())
         return ~bad

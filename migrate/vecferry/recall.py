@@ -74,8 +74,8 @@ class TopK:
         self.k, self.metric, self.seen = k, metric, 0
         self.places: Places = np.full((len(queries), k), -1, np.int64)
         self.scores: Values = np.full((len(queries), k), -np.inf)
-        if not np.isfinite(queries).all():
-            raise DataError("the queries hold NaN or infinite numbers")
+        if not _finite(queries).all():
+            raise DataError("the queries hold NaN, infinite or too large numbers")
         self._given = queries
         self._queries = _unit(queries) if metric == "cosine" else queries
         self._centre = np.zeros(queries.shape[1], np.float32)
@@ -91,10 +91,10 @@ class TopK:
             self._queries = self._given - self._centre
         for part in _slices(len(documents), _DOCUMENTS):
             block = documents[part]
-            finite = np.isfinite(block).all(axis=1)
+            finite = _finite(block)
             if not finite.all():
                 first = self.seen + int(np.argmin(finite))
-                raise DataError(f"document {first} (counted from 0) holds NaN or infinite numbers")
+                raise DataError(f"document {first} (counted from 0) holds NaN, infinite or too large numbers")
             moved = _unit(block) if self.metric == "cosine" else block - self._centre
             squares = np.einsum("ij,ij->i", moved, moved)
             for rows in _slices(len(self._given), _QUERIES):
@@ -128,6 +128,13 @@ class TopK:
         order = np.lexsort((places, -scores, row))
         best = order[_rank(row[order]) < self.k]
         self.places[rows], self.scores[rows] = places[best].reshape(n, -1), scores[best].reshape(n, -1)
+
+
+def _finite(rows: Floats) -> NDArray[np.bool_]:
+    """Mark rows whose squared length is finite: a longer one becomes zeros where it is normalised."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite: NDArray[np.bool_] = np.isfinite(np.einsum("ij,ij->i", rows, rows))
+    return finite
 
 
 def topk(queries: Floats, documents: Floats | Iterable[Floats], k: int, metric: Metric) -> tuple[Places, Values]:
