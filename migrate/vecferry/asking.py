@@ -84,11 +84,3 @@ def same_space(index: Reader, space: str | None, dim: int, what: str) -> None:
         raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {what} has {dim}")
     if info.space is not None and space is not None and info.space != space:
         raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {what} in {space!r}: use the same model")
-
-
-def _read_all(store: Reader) -> tuple[pa.Array, Floats]:
-    """Read a store that fits in memory, such as one of queries."""
-    batches = list(store.read(BATCH))
-    if not batches:
-        raise DataError(f"{store.info.uri} is empty")
-    return pa.concat_arrays([b.ids for b in batches]), np.concatenate([b.vectors for b in batches])
