@@ -445,7 +445,7 @@ def test_two_runs_at_once_do_not_meet(data: dict[str, np.ndarray], source: str, 
 @pytest.mark.parametrize("kind", ["flat", "parquet"])
 def test_peak_memory_does_not_grow_with_the_index(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    d_in, d_out, sizes = 64, 96, (40_000, 400_000)
+    d_in, d_out, sizes = 64, 96, (150_000, 600_000)
     card = Card(Side(d_in), Side(d_out), "by hand")
     LinearMap(rng.standard_normal((d_in, d_out)), post="l2", card=card).save(tmp_path / "map")
     peaks = []
@@ -469,8 +469,8 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         peaks.append(1024 * int(done.stdout))
     growth = peaks[1] - peaks[0]
-    assert growth < 16 * (sizes[1] - sizes[0]) + 40 * 2**20, f"{growth / 2**20:.0f} MiB"
-    # 360,000 more rows are 92 MB read and 138 MB written: were they held, the growth would show it
+    assert growth < 16 * (sizes[1] - sizes[0]) + 32 * 2**20, f"{growth / 2**20:.0f} MiB"
+    # 450,000 more rows are 115 MB read and 173 MB written: were they held, the growth would show it
 
 
 def test_json_of_a_migration_is_the_report(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def search_or_scan(reader: Reader, queries: Floats, k: int, metric: Metric) -> t
 def ids_at(reader: Reader, places: Places) -> pa.Array:
     """Return the ids at these places of the reading order `[m]`, in ascending order of distinct places."""
     pieces, seen = [], 0
-    for piece in reader.ids(1 << 18):
+    for piece in reader.ids(1 << 16):
         inside = places[np.searchsorted(places, seen) : np.searchsorted(places, seen + len(piece))]
         pieces.append(piece.take(pa.array(inside - seen)))
         seen += len(piece)

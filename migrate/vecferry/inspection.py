@@ -108,7 +108,7 @@ def inspect(source: Any, *, scan: bool = False, seed: int = 0) -> Inspection:
         if count:
             places = np.sort(np.random.default_rng(seed).choice(count, min(SAMPLE, count), replace=False))
             at, parts = 0, []
-            for ids in reader.ids(1 << 18):
+            for ids in reader.ids(1 << 16):
                 inside = places[np.searchsorted(places, at) : np.searchsorted(places, at + len(ids))] - at
                 parts.append(ids.take(pa.array(inside)))
                 at += len(ids)

@@ -179,7 +179,7 @@ def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
         thread.join()
 
 
-def duplicates(reader: Reader, batch_size: int = 1 << 20) -> tuple[list[Any], NDArray[np.int64]]:
+def duplicates(reader: Reader, batch_size: int = 1 << 16) -> tuple[list[Any], NDArray[np.int64]]:
     """Find ids that occur more than once: (the ids, the positions of all but the last row of each).
 
     Takes 8 bytes of memory per row; stores that number their rows themselves have no duplicates.

@@ -318,7 +318,7 @@ def rollback(uri: str | Uri) -> str:
     return adapter.rollback(address)
 
 
-def find(reader: Reader, ids: pa.Array, batch_size: int = 1 << 20) -> NDArray[np.int64]:
+def find(reader: Reader, ids: pa.Array, batch_size: int = 1 << 16) -> NDArray[np.int64]:
     """Return the places of these ids in reading order, -1 where the store doesn't have one."""
     positions = Positions(ids)
     for piece in reader.ids(batch_size):

@@ -46,7 +46,7 @@ def verify(
     starts = np.sort(rng.integers(0, max(1, tally.written - RUN + 1), RUNS))
     places = np.unique(starts[:, None] + np.arange(min(RUN, tally.written)))
     chosen: list[pa.Array] = []
-    for ids in staged.ids(1 << 18):
+    for ids in staged.ids(1 << 16):
         inside = places[np.searchsorted(places, digest.count) : np.searchsorted(places, digest.count + len(ids))]
         chosen.append(ids.take(pa.array(inside - digest.count)))
         digest.update(ids)
