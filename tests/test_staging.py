@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from vecferry import store
+from vecferry.batch import VectorBatch
 from vecferry.errors import DataError, StoppedError, UsageError
+from vecferry.store import StoreInfo
 from vecferry.testing import contents
 from vecferry_adapters import _staging
 from vecferry_adapters._staging import Stage, backup_of, disk_space, exchange, swap_back, write_json
@@ -158,9 +164,17 @@ def test_a_stage_is_continued_only_on_purpose_and_with_its_plan(tmp_path: Path) 
     again = stage(tmp_path / "t", resume=True)
     assert again.state == {"plan": "p", "rows": 7}
     again.close()
-    (tmp_path / ".t.vecferry" / "state.json").write_text("{")
-    with pytest.raises(DataError, match="damaged"):
-        stage(tmp_path / "t", resume=True)
+    for broken in ("{", "[]", "7", "null"):
+        (tmp_path / ".t.vecferry" / "state.json").write_text(broken)
+        with pytest.raises(DataError, match="damaged: delete"):
+            stage(tmp_path / "t", resume=True)
+
+
+def test_a_file_in_the_stage_s_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".t.vecferry").write_text("mine")
+    with pytest.raises(UsageError, match=r"\.t\.vecferry.*no folder: move it away"):
+        stage(tmp_path / "t")
+    assert contents(tmp_path) == {".t.vecferry": b"mine"}
 
 
 def test_rubbish_of_a_start_that_crashed_is_cleared(tmp_path: Path) -> None:
@@ -199,7 +213,8 @@ def test_a_stage_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
 def test_a_lock_on_a_deleted_stage_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process opens the lock file just before the holder deletes its stage."""
     first = stage(tmp_path / "t")
-    real, opened = os.open, []
+    real = os.open
+    opened: list[int] = []
 
     def late(path: Path, *args: int) -> int:
         lock = real(path, *args)
@@ -236,6 +251,33 @@ def test_a_full_disk_is_a_resumable_stop(tmp_path: Path) -> None:
         (tmp_path / "absent").read_bytes()
 
 
+@pytest.mark.parametrize("full_at", ["mkdir", "open", "write_json", "later"])
+@pytest.mark.parametrize("begun_before", [False, True])
+def test_a_disk_too_full_to_begin_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: str, begun_before: bool
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def begin() -> None:
+        with stage(tmp_path / "t", resume=True).opening():
+            full()
+
+    if begun_before:
+        before = stage(tmp_path / "t")
+        before.save(rows=7)
+        before.close()
+    with monkeypatch.context() as patched:
+        if full_at != "later":
+            patched.setattr(*{"mkdir": (Path, "mkdir"), "open": (os, "open")}.get(full_at, (_staging, full_at)), full)
+        with pytest.raises(UsageError, match=r"full \([0-9,]+ bytes are free\), so nothing could be begun"):
+            begin()
+    assert (tmp_path / ".t.vecferry").exists() == begun_before
+    again = stage(tmp_path / "t", resume=True)  # and nothing is locked
+    assert again.state.get("rows") == (7 if begun_before else None)
+    again.discard()
+
+
 def test_exchange_and_roll_back_need_both_sides(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("x")
     with pytest.raises(UsageError, match=r"t\.bak doesn't exist"):
@@ -243,3 +285,54 @@ def test_exchange_and_roll_back_need_both_sides(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         exchange(tmp_path / "t", tmp_path / "u")
     assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize("kind", ["npy", "parquet"])
+def test_a_folder_is_rolled_back_to_what_it_was(tmp_path: Path, kind: str) -> None:
+    for sign in (1, -1):
+        x = np.full((5, 2), sign, np.float32)
+        with store.open_writer(f"{kind}:{tmp_path / 't'}", StoreInfo(kind, "", 5, 2), overwrite=True) as writer:
+            writer.write(VectorBatch(pa.array(range(5)), x))
+            writer.commit()
+    new = contents(tmp_path / "t")
+    assert store.rollback(str(tmp_path / "t")) == str(tmp_path / "t.bak")
+    with store.open_reader(str(tmp_path / "t")) as reader:
+        assert (next(reader.read(5)).vectors == 1).all()
+    assert contents(tmp_path / "t.bak") == new
+    shutil.rmtree(tmp_path / "t.bak")
+    with pytest.raises(UsageError, match=r"t\.bak doesn't exist: there is nothing to roll"):
+        store.rollback(str(tmp_path / "t"))
+
+
+def test_a_folder_is_not_swapped_for_a_faiss_file(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    fill(tmp_path / "t", "old", folder=True)
+    with pytest.raises(UsageError, match=r"is a folder.*choose another name, or move the folder away"):
+        store.open_writer(f"faiss:{tmp_path / 't'}", StoreInfo("faiss", "", 5, 2, "ip"), overwrite=True)
+    assert contents(tmp_path) == {"t/x": b"old"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+@pytest.mark.parametrize("kind", ["npy", "parquet", "faiss"])
+def test_a_store_that_may_not_be_read_says_so(tmp_path: Path, kind: str) -> None:
+    if kind == "faiss":
+        pytest.importorskip("faiss")
+    command = [sys.executable, "-c", SNIFF, str(tmp_path), kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "Permission denied\n", done.stderr
+
+
+SNIFF = """
+import os, sys
+from pathlib import Path
+from vecferry import store
+adapter = store.load(sys.argv[2])
+os.chdir(sys.argv[1])
+Path("t").write_bytes(b"x")
+Path("t").chmod(0)
+os.seteuid(65534)
+try:
+    adapter.sniff(Path("/proc/self/cwd/t"))
+except PermissionError as error:
+    print(error.strerror)
+"""

@@ -40,6 +40,8 @@ def _head(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(HEADER.size)
+    except PermissionError:
+        raise  # to be told: not being allowed to look is no answer
     except OSError:
         return b""
 

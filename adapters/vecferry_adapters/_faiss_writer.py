@@ -53,6 +53,11 @@ class FaissWriter:
     ) -> None:
         uri.require("nprobe", "efSearch", "efConstruction")
         _check(uri, info)
+        if overwrite and Path(uri.path).is_dir():
+            raise UsageError(
+                f"{uri.path} is a folder, which can't be swapped for a FAISS file: choose another name, or move the "
+                "folder away"
+            )
         self._uri = uri
         self._info = info
         self._threads = threads
@@ -66,14 +71,14 @@ class FaissWriter:
         self._rows, self._cursor = self._durable.rows, self._durable.cursor
         self._built = bool(state.get("built"))
         self._files: list[int] = []
-        try:
-            self._vectors = self._open("vectors", len(self._head) + self._rows * 4 * info.dim)
-            self._ids = self._open("ids", 8 * self._rows) if self._has_ids else None
-            with self._disk_space():
+        with self._stage.opening():
+            try:
+                self._vectors = self._open("vectors", len(self._head) + self._rows * 4 * info.dim)
+                self._ids = self._open("ids", 8 * self._rows) if self._has_ids else None
                 _write(self._vectors, self._head, 0)
-        except BaseException:
-            self._close()
-            raise
+            except BaseException:
+                self._close_files()
+                raise
 
     def _open(self, name: str, size: int) -> int:
         """Open a file of the stage, and cut off what was written after it was last made durable."""
@@ -124,9 +129,8 @@ class FaissWriter:
             return ids
         numbers = batch.ids.cast(info.id_type).to_numpy(zero_copy_only=False)
         if numbers.dtype == np.uint64 and len(over := numbers[numbers >= 2**63]):
-            raise BadRowsError(
-                str(self._uri), "ids are 2**63 or more, beyond what FAISS stores", over.tolist(), "Write to parquet:"
-            )
+            fault = "ids are 2**63 or more, beyond what FAISS stores"
+            raise BadRowsError(str(self._uri), fault, over.tolist(), "Write to parquet: instead.")
         ids = numbers.astype(np.int64)
         return ids
 
@@ -144,6 +148,7 @@ class FaissWriter:
         """Make the file that is to be published, unless that was done; return its path."""
         with self._disk_space():
             self._checkpoint()
+        with self._disk_space():  # once more: it says how many rows are safe by now
             if self._head:
                 return self._finish_flat()
             path = self._stage.folder / "index"

@@ -44,12 +44,12 @@ class NumpyWriter:
         check_dtype(info.dtype, str(uri))
         if info.id_type is not None and not pa.types.is_integer(info.id_type):
             raise UnsupportedError(
-                f"{uri}: ids of type {info.id_type} can't be written to .npy, only integers: write to parquet:"
+                f"{uri}: ids of type {info.id_type} can't be written to .npy, only integers: write to parquet: instead"
             )
         if info.payload is not None and len(info.payload):
             names = ", ".join(info.payload.names)
             raise UnsupportedError(
-                f"{uri}: .npy can't hold the payload columns {names}: write to parquet:, or leave them out"
+                f"{uri}: .npy can't hold the payload columns {names}: write to parquet: instead, or leave them out"
             )
         self._uri = uri
         self._info = info
@@ -66,13 +66,14 @@ class NumpyWriter:
             self._shapes[IDS] = (np.dtype(info.id_type.to_pandas_dtype()), ())
         self._files: dict[str, BinaryIO] = {}
         if not self._finished:
-            self._folder.mkdir(exist_ok=True)
-            for name, (dtype, shape) in self._shapes.items():
-                file = os.fdopen(os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
-                self._files[name] = file
-                end = len(_header(dtype, 0, *shape)) + self._rows * dtype.itemsize * int(np.prod(shape))
-                file.truncate(end)  # rows behind the last durable one are written again
-                file.seek(end)
+            with self._stage.opening():
+                self._folder.mkdir(exist_ok=True)
+                for name, (dtype, shape) in self._shapes.items():
+                    file = os.fdopen(os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+                    self._files[name] = file
+                    end = len(_header(dtype, 0, *shape)) + self._rows * dtype.itemsize * int(np.prod(shape))
+                    file.truncate(end)  # rows behind the last durable one are written again
+                    file.seek(end)
 
     @property
     def progress(self) -> Progress:

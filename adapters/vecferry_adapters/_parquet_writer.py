@@ -100,11 +100,12 @@ class ParquetWriter:
         self._in_part = 0
         self._folder = self._stage.staged_folder()
         if not self._finished:
-            self._folder.mkdir(exist_ok=True)
-            names = {_part_name(i) for i in range(len(self._parts))}
-            for path in self._folder.iterdir():
-                if path.name not in names:
-                    path.unlink()
+            with self._stage.opening():
+                self._folder.mkdir(exist_ok=True)
+                names = {_part_name(i) for i in range(len(self._parts))}
+                for path in self._folder.iterdir():
+                    if path.name not in names:
+                        path.unlink()
 
     @property
     def progress(self) -> Progress:

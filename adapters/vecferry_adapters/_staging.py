@@ -67,13 +67,17 @@ def disk_space(target: Path, rows: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not _is_full(error):
             raise
         free = shutil.disk_usage(target.parent).free
         raise StoppedError(
             f"the disk of {target} is full ({free:,} bytes are free); {rows:,} rows are staged safely, and what was "
-            "there before is untouched: make room, then repeat the command with --resume"
+            "there before is untouched: make room, then repeat the command (a migration with --resume)"
         ) from error
+
+
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def backup_of(target: Path) -> Path:
@@ -85,8 +89,8 @@ class Stage:
     """Hold the locked stage of a target, with a small JSON state that is replaced atomically.
 
     Raises UsageError when another process holds it, when it exists without `resume`, when its plan is another, and
-    when the target exists without `overwrite` or its backup name is taken; UnsupportedError when the target is a
-    folder that the filesystem couldn't swap.
+    when the target exists without `overwrite` or its backup name is taken, and when the disk is too full to begin;
+    UnsupportedError when the target is a folder that the filesystem couldn't swap.
     """
 
     def __init__(self, target: Path, plan: str, *, resume: bool, overwrite: bool) -> None:
@@ -98,21 +102,42 @@ class Stage:
         self.plan = plan
         self.overwrite = overwrite
         self.folder = target.with_name(f".{target.name}.vecferry")
-        self._lock = self._acquire()
-        fresh = False
-        try:
-            self.state, fresh = self._open(resume)
+        self._lock = -1
+        self._fresh = False
+        with self.opening():
+            self._lock = self._acquire()
+            self.state = self._open(resume)
             self._check_target()
-        except BaseException:
-            if fresh:
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Close the stage if the block that opens it, or what is in it, fails; one begun just now leaves nothing."""
+        try:
+            yield
+        except BaseException as error:
+            if self._fresh:
                 self.discard()
-            else:
+            elif self._lock >= 0:
                 self.close()
+            else:
+                with contextlib.suppress(OSError):  # somebody else's, or none
+                    self.folder.rmdir()
+            if isinstance(error, OSError) and _is_full(error):
+                free = shutil.disk_usage(self.target.parent).free
+                raise UsageError(
+                    f"the disk of {self.target} is full ({free:,} bytes are free), so nothing could be begun or "
+                    "continued, and all is as it was before: make room"
+                ) from error
             raise
 
     def _acquire(self) -> int:
         while True:
-            self.folder.mkdir(exist_ok=True)
+            try:
+                self.folder.mkdir(exist_ok=True)
+            except FileExistsError as error:
+                raise UsageError(
+                    f"{self.folder}, where {self.target} is to be staged, is no folder: move it away"
+                ) from error
             path = self.folder / "lock"
             try:
                 lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -127,20 +152,22 @@ class Stage:
             if _inode(path) == os.fstat(lock).st_ino:
                 break
             os.close(lock)  # the holder finished and deleted its stage between our open and our lock
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk; who holds it is only for the message to others
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         return lock
 
-    def _open(self, resume: bool) -> tuple[dict[str, Any], bool]:
+    def _open(self, resume: bool) -> dict[str, Any]:
         path = self.folder / "state.json"
         state = self._load(path) if path.exists() else None
         published = state is not None and state.get("publishing") is not None
         if state is None or (published and _inode(self.target) == state["publishing"]):
             # nothing durable was ever staged here, or all of it was published and only this folder was left behind
+            self._fresh = True
             self._clear()
             write_json(path, {"plan": self.plan})
             fsync(self.folder.parent)
-            return {"plan": self.plan}, True
+            return {"plan": self.plan}
         if not resume:
             raise UsageError(
                 f"an unfinished migration to {self.target} is staged in {self.folder}: continue it with --resume, "
@@ -151,13 +178,15 @@ class Stage:
                 f"the migration staged in {self.folder} was started with another source, map or option: repeat the "
                 "first command with --resume, or delete that folder to start again"
             )
-        return state, False
+        return state
 
     def _load(self, path: Path) -> dict[str, Any]:
         try:
-            state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"{path} is damaged: delete {self.folder} and start again") from error
+            state = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            state = None
+        if not isinstance(state, dict):
+            raise DataError(f"{path} is damaged: delete {self.folder} and start again")
         return state
 
     def _check_target(self) -> None:

@@ -24,6 +24,7 @@ from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._numpy_writer import IDS, VECTORS, NumpyWriter
 from vecferry_adapters._rows import MANIFEST, read_manifest
+from vecferry_adapters._staging import swap_back
 
 KIND = "npy"
 MAGIC = b"\x93NUMPY"
@@ -33,6 +34,8 @@ def _starts_with(path: Path, magic: bytes) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(len(magic)) == magic
+    except PermissionError:
+        raise  # to be told: not being allowed to look is no answer
     except OSError:
         return False
 
@@ -60,6 +63,11 @@ def open_reader(uri: Uri) -> NumpyReader:
 def open_writer(uri: Uri, info: StoreInfo, *, resume: bool, overwrite: bool, threads: int) -> NumpyWriter:
     """Stage a folder of vectors and ids; raise UnsupportedError for payload and for ids that aren't integers."""
     return NumpyWriter(uri, info, resume=resume, overwrite=overwrite, open_staged=open_reader)
+
+
+def rollback(uri: Uri) -> str:
+    """Swap a store with its backup; each folder has its own manifest."""
+    return str(swap_back(Path(uri.path)))
 
 
 class _Array:

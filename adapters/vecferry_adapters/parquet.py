@@ -29,6 +29,7 @@ from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._parquet_columns import find_ids, find_vectors, without
 from vecferry_adapters._parquet_writer import ParquetWriter
 from vecferry_adapters._rows import MANIFEST, read_manifest
+from vecferry_adapters._staging import swap_back
 
 KIND = "parquet"
 MAGIC = b"PAR1"
@@ -40,6 +41,8 @@ def _has_magic(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             return file.read(4) == MAGIC
+    except PermissionError:
+        raise  # to be told: not being allowed to look is no answer
     except OSError:
         return False
 
@@ -70,6 +73,11 @@ def open_reader(uri: Uri) -> ParquetReader:
 def open_writer(uri: Uri, info: StoreInfo, *, resume: bool, overwrite: bool, threads: int) -> ParquetWriter:
     """Stage a folder of Parquet files; raise UnsupportedError for ids that aren't integers, strings or binary."""
     return ParquetWriter(uri, info, resume=resume, overwrite=overwrite, open_staged=open_reader)
+
+
+def rollback(uri: Uri) -> str:
+    """Swap a store with its backup; each folder has its own manifest."""
+    return str(swap_back(Path(uri.path)))
 
 
 @contextlib.contextmanager
