@@ -100,6 +100,21 @@ def test_keys_of_integers_do_not_depend_on_width(values: list[int]) -> None:
         assert id_keys(pa.array(values, kind)).tolist() == expected
 
 
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=30))
+def test_keys_of_negative_integers_do_not_depend_on_width(values: list[int]) -> None:
+    assert id_keys(pa.array(values, pa.int32())).tolist() == id_keys(pa.array(values, pa.int64())).tolist()
+
+
+@given(st.lists(st.integers(0, 2**63), max_size=20), st.sampled_from([1, -1]))
+def test_negative_integers_are_not_the_large_ones_with_their_bits(values: list[int], sign: int) -> None:
+    """By twos they have the same 64 bits; a key of one has no more chance to be another's than strings have."""
+    large = np.array([*values, 1, 2**62, 2**63], np.uint64) - np.uint64(1) | np.uint64(2**63)
+    negative = large.view(np.int64)[::sign]
+    keys = id_keys(pa.array(large)), id_keys(pa.array(negative))
+    assert not set(keys[0].tolist()) & set(keys[1].tolist())
+    assert len(set(keys[1].tolist())) == len(set(negative.tolist()))
+
+
 @given(texts)
 def test_keys_of_strings_do_not_depend_on_the_type(values: list[str]) -> None:
     expected = id_keys(pa.array(values, pa.string())).tolist()

@@ -13,7 +13,9 @@ Fact = tuple[str, int, int]
 
 
 def check(index: Any, where: str) -> None:
-    """Raise DataError where an index, or a part that it uses to read rows, contradicts itself."""
+    """Raise DataError where an index, or a part that it uses to read rows, contradicts itself or was never trained."""
+    if not index.is_trained and not index.ntotal:
+        raise DataError(f"{where} holds an index that was never trained, and no rows: train it and add rows first")
     for name, found, expected in _facts(index):
         if found != expected:
             raise DataError(f"{where} is damaged: {name} is {found}, {expected} would fit the rest of it")

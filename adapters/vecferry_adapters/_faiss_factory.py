@@ -15,6 +15,10 @@ from vecferry_adapters._faiss_file import load_faiss
 WELL = 39
 """Rows for each centroid below which FAISS warns that there are too few."""
 
+LINKS = {"HNSW": 2, "NSG": 8}
+"""Links of a graph's node below which FAISS ends the process."""
+USUAL_LINKS = 32
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Structure:
@@ -82,6 +86,11 @@ def design(uri: Uri, info: StoreInfo) -> Structure:
 def _make(factory: str, dim: int, metric: int) -> Any:
     """Return an empty index, or the reason why there is none."""
     faiss = load_faiss()
+    if re.search(r"(?<!\d)0+(?!\d)", factory):
+        return "it has a size of 0"
+    for kind, size in re.findall(r"(HNSW|NSG)(\d+)", factory):
+        if int(size) < LINKS[kind]:
+            return f"a node of {kind} needs at least {LINKS[kind]} links, not {size}"
     try:
         index = faiss.index_factory(dim, factory, metric)
         if index.metric_type != metric:
@@ -192,6 +201,8 @@ def _mend(part: str, d: int, count: int | None) -> tuple[str, int]:
     if found := re.fullmatch(r"OPQ(\d+)(?:_(\d+))?", part):
         out = min(int(found[2]), d) if found[2] else d
         return f"OPQ{_divisor(out, int(found[1]))}" + (f"_{out}" if found[2] else ""), out
+    if (found := re.fullmatch(r"(HNSW|NSG)(\d+)(.*)", part)) and int(found[2]) < LINKS[found[1]]:
+        return f"{found[1]}{USUAL_LINKS}{found[3]}", d
     if (found := re.fullmatch(r"IVF(\d+)(.*)", part)) and count is not None:
         return f"IVF{max(1, min(int(found[1]), count // WELL))}{found[2]}", d
     if found := re.fullmatch(r"PQ(\d+)(?:x(\d+))?(\D.*)?", part):

@@ -224,17 +224,13 @@ class Transformed:
 
     inner: Rows
     chain: tuple[Any, ...]
+    code: str
     lossy: bool
 
     @property
     def count(self) -> int:
         """The rows."""
         return self.inner.count
-
-    @property
-    def code(self) -> str:
-        """How the transformed elements are stored."""
-        return self.inner.code
 
     @property
     def ordered(self) -> bool:

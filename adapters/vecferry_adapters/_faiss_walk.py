@@ -11,7 +11,7 @@ import numpy as np
 
 from vecferry.errors import UnsupportedError
 from vecferry_adapters._faiss_check import check
-from vecferry_adapters._faiss_describe import code_name
+from vecferry_adapters._faiss_describe import code_name, describe
 from vecferry_adapters._faiss_file import bytes_at, load_faiss
 from vecferry_adapters._faiss_rows import Coded, Flat, Lists, Packed, Rows, Transformed
 
@@ -62,7 +62,9 @@ def _transformed(faiss: Any, index: Any, where: str) -> Transformed:
                 f"{where} went through an {name}, which can't be undone: start from the vectors that it was made of"
             )
     inner = walk(index.index, where)
-    return Transformed(inner, chain, lossy or inner.lossy)
+    # floats behind a transform that loses something are a code too: no float of the right size gives the row back
+    code = describe(index) if lossy and inner.code.startswith("float") else inner.code
+    return Transformed(inner, chain, code, lossy or inner.lossy)
 
 
 def _can_undo(transform: Any) -> bool:

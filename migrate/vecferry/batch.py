@@ -69,17 +69,28 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def id_keys(ids: pa.Array) -> NDArray[np.uint64]:
-    """Return a 64-bit key for each id: one to one for integers, a hash for strings and binary.
+def _wide(values: NDArray[Any]) -> NDArray[np.uint64]:
+    """Return integers of any width as 64 bits, one to one for each type.
 
-    The key of a value doesn't depend on the width of its type (int32 and int64 agree, string and
-    large_string agree), so that ids from two stores can be compared. Raises TypeError for other types.
+    Negative ones permute the upper half among themselves, or -1 would be 2**64 - 1.
+    """
+    if values.dtype.kind == "u":
+        return values.astype(np.uint64)
+    bits = values.astype(np.int64).view(np.uint64)
+    permuted = (bits * np.uint64(0xD1B54A32D192ED03)) ^ np.uint64(0x9E3779B97F4A7C15)
+    return np.where(values < 0, permuted | np.uint64(1 << 63), bits)
+
+
+def id_keys(ids: pa.Array) -> NDArray[np.uint64]:
+    """Return a 64-bit key for each id: one to one for integers of a type, a hash for strings and binary.
+
+    The key of a value doesn't depend on the width of its type (int32, int64 and uint64 agree, string and
+    large_string agree), so that ids from two stores can be compared; negative integers are other ids than those of
+    2**63 and above. Raises TypeError for other types.
     """
     kind = ids.type
     if pa.types.is_integer(kind):
-        values = ids.to_numpy(zero_copy_only=False)
-        wide = values.astype(np.int64 if values.dtype.kind == "i" else np.uint64)
-        return _mix(wide.view(np.uint64))
+        return _mix(_wide(ids.to_numpy(zero_copy_only=False)))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         ids = ids.cast(pa.large_string()).cast(pa.large_binary())
     elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):

@@ -162,6 +162,27 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path) -> None:
         store.open_reader(made("FlatL2Panorama4", metric=1))
 
 
+@pytest.mark.parametrize("factory", ["IVF8,Flat", "IDMap,IVF8,PQ4x4", "PCA8,Flat", "SQ8"])
+def test_an_index_that_was_never_trained_is_not_called_damaged(factory: str, tmp_path: Path) -> None:
+    faiss.write_index(faiss.index_factory(D, factory, faiss.METRIC_L2), str(tmp_path / "t"))
+    with pytest.raises(DataError, match="never trained, and no rows"):
+        store.open_reader(f"faiss:{tmp_path / 't'}")
+
+
+@pytest.mark.parametrize("factory", ["PCA8,Flat", "RR8,Flat", "PCA8,SQfp16"])
+def test_vectors_of_fewer_dimensions_are_lossy_codes(factory: str, tmp_path: Path) -> None:
+    index = faiss.index_factory(D, factory, faiss.METRIC_L2)
+    index.train(X)
+    index.add(X)
+    faiss.write_index(index, str(tmp_path / "t"))
+    with store.open_reader(f"faiss:{tmp_path / 't'}") as reader:
+        assert (reader.info.lossy, reader.info.dtype) == (True, factory)
+        found = next(reader.read(len(X))).vectors
+    # the best approximation in as many directions: what is left has no part in the space of what was kept
+    assert np.linalg.matrix_rank(found - found.mean(0), tol=1e-2 * np.linalg.norm(found)) == 8
+    assert np.abs(((X - found) * (found - found.mean(0))).sum(1)).max() < 0.02 * (X**2).sum(1).max()
+
+
 def test_binary_codes_are_refused(tmp_path: Path) -> None:
     index = faiss.IndexBinaryFlat(64)
     index.add(np.random.default_rng(0).integers(0, 256, (10, 8), dtype=np.uint8))

@@ -173,6 +173,14 @@ def test_search_parameters_are_recorded(tmp_path: Path) -> None:
         ("OPQ4,PQ4x4", {"count": 100}, r"256 rows.*100", "Flat"),
         ("nonsense", {}, "16 dimensions", "Flat"),
         ("HNSW8,PQ4x4", {}, "L2 only", "Flat"),
+        ("HNSW0", {}, "size of 0", "HNSW32"),
+        ("HNSW1,SQ8", {}, "HNSW needs at least 2 links, not 1", "HNSW32,SQ8"),
+        ("NSG4,Flat", {}, "NSG needs at least 8 links, not 4", "NSG32,Flat"),
+        ("IVF8(HNSW1),Flat", {}, "HNSW needs at least 2 links", "Flat"),
+        ("IVF0,Flat", {}, "size of 0", "IVF1,Flat"),
+        ("PCA0,Flat", {}, "size of 0", "Flat"),
+        ("PQ4x0", {}, "size of 0", "Flat"),
+        ("RQ4x0", {}, "size of 0", "Flat"),
     ],
 )
 def test_structures_that_cannot_be(
