@@ -31,6 +31,7 @@ ORDER = [
     ["junit", "page"],
     ["plan", "verify", "measuring", "inspection"],
     ["prechecks", "aside"],
+    ["estimating"],
     ["asking", "checking"],
     ["migration", "transforming", "testing", "cascade"],
     ["warming"],

@@ -16,7 +16,7 @@ from vecferry.errors import BadRowsError, DataError, IncompatibleError, Unsuppor
 from vecferry.holdout import Holdout
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.mapfile import seal
-from vecferry.migration import Estimate
+from vecferry.estimating import Estimate
 from vecferry.store import open_reader
 
 faiss = pytest.importorskip("faiss", reason="the stores that teams have")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,16 @@ from tqdm import tqdm
 
 from vecferry.aside import publish_payload, stage_payload
 from vecferry.encoded import TrueRows
-from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError, VecferryError
+from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
+from vecferry.estimating import Estimate, estimate
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.kernel import choose_device, cpu_count, kernel
 from vecferry.linear import LinearMap
 from vecferry.measuring import Measure, Measured
 from vecferry.pairs import BadRows
-from vecferry.plan import Plan, finished, is_built_in_memory, make_plan, stamp_of
-from vecferry.prechecks import card_of, check_apart, check_exact, check_payload, check_source, check_space, free_bytes
+from vecferry.plan import Plan, finished, make_plan, stamp_of
+from vecferry.prechecks import card_of, check_apart, check_exact, check_payload, check_source, check_space
 from vecferry.report import Report
 from vecferry.rewrite import duplicates, rewrite
 from vecferry.slices import Slicing
@@ -34,37 +33,6 @@ from vecferry.store import Reader, StoreInfo, Uri, Writer, open_reader, open_wri
 from vecferry.verify import verify
 
 BATCH = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Say what a migration would take.
-
-    nbytes   on disk, the stage included; `free` where that is a folder
-    seconds  to read and multiply, extrapolated from a few batches; writing, verifying and an index build come on top
-    memory   bytes, an index that FAISS builds in memory included
-    """
-
-    rows: int
-    nbytes: int
-    free: int | None
-    seconds: float
-    memory: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers by name."""
-        return asdict(self)
-
-    def table(self) -> str:
-        """Write the numbers for people."""
-        free = "" if self.free is None else f" ({self.free:,} are free)"
-        return (
-            f"rows      {self.rows:,}\n"
-            f"disk      about {self.nbytes:,} bytes, the stage included{free}\n"
-            f"memory    about {self.memory / 2**20:,.0f} MiB\n"
-            f"time      at least {self.seconds:,.0f} s to read and multiply\n"
-            "dry run: nothing was written"
-        )
 
 
 def migrate(
@@ -157,7 +125,7 @@ def migrate(
             raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
         job = _Job(reader, plan, m, measure, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device)
         if dry_run:
-            return job.estimate(overwrite=overwrite)
+            return estimate(reader, plan, m, true, batch_size, threads, device, payload=keep, overwrite=overwrite)
         with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
             return job.run(writer, warnings, aside, progress)
 
@@ -177,42 +145,6 @@ class _Job:
     keep: str
     threads: int
     device: str
-
-    def estimate(self, *, overwrite: bool) -> Estimate:
-        """Check the target's structure in a folder elsewhere, time a few batches, and write nothing that stays."""
-        plan, count = self.plan, self.reader.info.count or 0
-        if os.path.lexists(plan.destination.path) and not overwrite:
-            raise UsageError(
-                f"{plan.destination.path} exists: choose another name, or --overwrite to swap it and keep a backup"
-            )
-        if free_bytes(plan.destination) is None:
-            raise UsageError(f"{Path(plan.destination.path).parent} is not a folder: make it first")
-        check_space(plan)
-        with tempfile.TemporaryDirectory() as folder:
-            elsewhere = replace(plan.destination, path=str(Path(folder) / Path(plan.destination.path).name))
-            try:
-                with open_writer(elsewhere, plan.target, threads=self.threads) as writer:
-                    check_payload(self.reader.info, plan.target.kind, writer.capabilities, self.keep)
-                    writer.abort()
-            except VecferryError as error:  # it happened elsewhere, but it is about the destination
-                raise type(error)(str(error).replace(elsewhere.path, plan.destination.path)) from error
-        started, rows = time.perf_counter(), 0
-        with kernel(self.m, self.device, self.threads) as translate:
-            for batch in self.reader.read(self.batch_size):
-                translate(batch.vectors)
-                rows += len(batch)
-                if rows >= 4 * self.batch_size:
-                    break
-        seconds = (time.perf_counter() - started) * count / rows
-        return Estimate(count, plan.nbytes, free_bytes(plan.destination), seconds, self._memory())
-
-    def _memory(self) -> int:
-        """Estimate peak memory: batches on their way, ids, true vectors, and an index that FAISS builds in memory."""
-        m, count = self.m, self.reader.info.count or 0
-        batches = 8 * self.batch_size * (m.d_in + m.d_out) * 4
-        built = count * m.d_out * 4 if is_built_in_memory(self.plan.target) else 0
-        true = 0 if self.measure.true is None else 3 * self.measure.true.vectors.nbytes
-        return 200 * 2**20 + batches + built + 16 * count + true
 
     def run(
         self,
