@@ -17,6 +17,9 @@ from vecferry.errors import DataError, UsageError
 ID_NAMES = ("id", "_id", "ids", "doc_id", "docid", "document_id")
 """Where nobody says which column holds the ids: the first of these that exists and can hold ids."""
 
+MEASURED = 100
+"""Rows whose most frequent length is the dimension, where the type doesn't say it."""
+
 BLOB_DTYPES = ("float16", "float32", "float64")
 
 
@@ -53,20 +56,22 @@ class VectorColumn:
         return out
 
     def measure(self, column: pa.Array) -> int | None:
-        """Return the dimension of the first row that isn't null or empty, None if there is none."""
+        """Return the dimension of most of the first rows that aren't null or empty, None if there are none."""
         for step in self.path[1:]:
             column = pc.struct_field(column, step)
         _, _, lengths = _pieces(column)
         if column.null_count:
             lengths = lengths[column.is_valid().to_numpy(zero_copy_only=False)]
-        lengths = lengths[lengths > 0]
+        lengths = lengths[lengths > 0][:MEASURED]
         if not len(lengths):
             return None
+        found, first, times = np.unique(lengths, return_index=True, return_counts=True)
+        width = int(found[np.lexsort((first, -times))[0]])  # of several that are as frequent the one that comes first
         if not _is_binary(column.type):
-            return int(lengths[0])
-        dim, rest = divmod(int(lengths[0]), np.dtype(self.dtype).itemsize)
+            return width
+        dim, rest = divmod(width, np.dtype(self.dtype).itemsize)
         if rest:
-            raise DataError(f"column {self.name} holds blobs of {lengths[0]} bytes, which is no number of {self.dtype}")
+            raise DataError(f"column {self.name} holds blobs of {width} bytes, which is no number of {self.dtype}")
         return dim
 
 
@@ -157,10 +162,13 @@ def find_vectors(schema: pa.Schema, where: str, asked: str | None, dtype: str | 
 
 
 def find_ids(schema: pa.Schema, where: str, asked: str | None) -> str | None:
-    """Find the id column, the one asked for or one of the usual names; None where rows are only numbered.
+    """Find the id column, the one asked for or one of the usual names; None where rows are only numbered, as "" asks.
 
-    Raises UsageError for a name that isn't there and for a column that can't hold ids.
+    Raises UsageError for a name that isn't there and for a column that can't hold ids, even if nobody asked for it:
+    who has ids doesn't mean his rows to be matched by their numbers.
     """
+    if asked == "":
+        return None
     if asked is not None:
         if asked not in schema.names:
             raise UsageError(f"{where}: no column {asked!r} for the ids among {', '.join(schema.names)}")
@@ -169,8 +177,16 @@ def find_ids(schema: pa.Schema, where: str, asked: str | None) -> str | None:
                 f"{where}: column {asked} holds {schema.field(asked).type}; ids are integers, strings or binary"
             )
         return asked
-    usual = (name for name in ID_NAMES if name in schema.names and is_id_type(schema.field(name).type))
-    return next(usual, None)
+    usual = [name for name in ID_NAMES if name in schema.names and _describe(schema.field(name).type) is None]
+    for name in usual:
+        if is_id_type(schema.field(name).type):
+            return name
+    if usual:
+        raise UsageError(
+            f"{where}: column {usual[0]} holds {schema.field(usual[0]).type}, and ids are integers, strings or binary: "
+            "cast it, name another column with ?id=COLUMN, or number the rows from 0 with ?id="
+        )
+    return None
 
 
 def is_id_type(kind: pa.DataType) -> bool:
@@ -192,3 +208,43 @@ def without(column: pa.StructArray, path: tuple[str, ...]) -> pa.Array | None:
             fields.append(field.with_type(child.type))
             children.append(child)
     return pa.StructArray.from_arrays(children, fields=fields, mask=column.is_null()) if children else None
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type with strings and binary in the place of their views, rows of which pyarrow can't select."""
+    made = kind
+    if pa.types.is_string_view(kind):
+        made = pa.string()
+    elif pa.types.is_binary_view(kind):
+        made = pa.binary()
+    elif pa.types.is_struct(kind):
+        made = pa.struct([f.with_type(plain(f.type)) for f in kind])
+    elif pa.types.is_list(kind):
+        made = pa.list_(_plain_field(kind.value_field))
+    elif pa.types.is_large_list(kind):
+        made = pa.large_list(_plain_field(kind.value_field))
+    elif pa.types.is_fixed_size_list(kind):
+        made = pa.list_(_plain_field(kind.value_field), kind.list_size)
+    elif pa.types.is_map(kind):
+        made = pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
+    elif pa.types.is_dictionary(kind):
+        made = pa.dictionary(kind.index_type, plain(kind.value_type), kind.ordered)
+    return made if made != kind else kind
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain(field.type))
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema whose types are all `plain`."""
+    return pa.schema([_plain_field(field) for field in schema], schema.metadata)
+
+
+def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch with every column cast to its `plain` type; the same batch where nothing has to be."""
+    schema = plain_schema(batch.schema)
+    if schema == batch.schema:
+        return batch
+    arrays = [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -37,7 +37,7 @@ def target_schema(uri: Uri, info: StoreInfo) -> tuple[pa.Schema, str, str | None
     """Lay out the columns as the source had them; return schema, vector column's name and id column's name."""
     roles = {role: name for name, role in info.columns.items() if role != "payload"}
     vector = uri.options.get("vector", roles.get("vector", "vector"))
-    identifier = uri.options.get("id", roles.get("id", "id")) if info.id_type is not None else None
+    identifier = (uri.options.get("id") or roles.get("id", "id")) if info.id_type is not None else None
     fields: dict[str, pa.Field] = {}
 
     def place(field: pa.Field) -> None:

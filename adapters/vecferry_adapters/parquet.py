@@ -4,7 +4,8 @@
 
 `vector` names the column with the vectors (`a.b` for field b of struct a), `id` the one with the ids; both are
 found where there is no doubt (see `_parquet_columns`). `dtype` says what a binary vector column holds. All other
-columns are payload. Where there is no id column rows are numbered from 0.
+columns are payload. Where there is no id column, or with `id=` and no name, rows are numbered from 0. Views
+(string_view, binary_view) are read as string and binary, which Parquet stores alike.
 
 A written folder holds `part-00000.parquet`, ... and `_vecferry.json`, which says what they are.
 """
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from vecferry.batch import Cursor, Floats, VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
-from vecferry_adapters._parquet_columns import find_ids, find_vectors, without
+from vecferry_adapters._parquet_columns import find_ids, find_vectors, plain_batch, plain_schema, without
 from vecferry_adapters._parquet_writer import ParquetWriter
 from vecferry_adapters._rows import MANIFEST, read_manifest
 from vecferry_adapters._staging import swap_back
@@ -86,7 +87,8 @@ def _reading(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {error}") from error
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {reason}") from error
 
 
 class ParquetReader:
@@ -104,7 +106,8 @@ class ParquetReader:
         self._vector = find_vectors(
             schema, str(uri), uri.options.get("vector", manifest.get("vector")), uri.options.get("dtype")
         )
-        self._id = find_ids(schema, str(uri), uri.options.get("id", manifest.get("id")))
+        recorded = (manifest["id"] or "") if "id" in manifest else None
+        self._id = find_ids(schema, str(uri), uri.options.get("id", recorded))
         if self._id == self._vector.path[0]:
             raise UsageError(f"{uri}: {self._id} can't be both the ids and the vectors: say ?vector=NAME&id=NAME")
         self._dim = self._vector.dim or self._measure()
@@ -133,7 +136,7 @@ class ParquetReader:
         for path in self._files:
             _check_ends(path)
             with _reading(path) as file:
-                meta, schema = file.metadata, file.schema_arrow
+                meta, schema = file.metadata, plain_schema(file.schema_arrow)
                 self._groups.append([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
             if len(set(schema.names)) < len(schema.names):
                 raise DataError(f"{path} has two columns of one name: {', '.join(schema.names)}")
@@ -198,7 +201,7 @@ class ParquetReader:
                 wanted = range(first, len(groups))
                 for batch in file.iter_batches(batch_size=size, row_groups=wanted, columns=columns):
                     if skip < len(batch):
-                        yield batch.slice(skip) if skip else batch
+                        yield plain_batch(batch.slice(skip) if skip else batch)
                     skip = max(0, skip - len(batch))
 
     def _ids_of(self, batch: pa.RecordBatch, start: int) -> pa.Array:

@@ -235,6 +235,9 @@ def test_which_column_holds_the_ids(tmp_path: Path) -> None:
             ({"doc_id": [5, 6], "_id": ["a", "b"]}, "?id=doc_id", [5, 6]),
             ({"id": [0.5, 0.6], "docid": [5, 6]}, "", [5, 6]),  # floats are no ids
             ({"key": [5, 6]}, "", [0, 1]),
+            ({"id": [5, 6]}, "?id=", [0, 1]),
+            ({"id": [0.5, 0.6]}, "?id=", [0, 1]),
+            ({"key": pa.array(["x", "y"], pa.string_view())}, "?id=key", ["x", "y"]),
             ({"key": pa.array(["x", "y"]).dictionary_encode()}, "?id=key", ["x", "y"]),
         ]
     ):
@@ -248,6 +251,56 @@ def test_which_column_holds_the_ids(tmp_path: Path) -> None:
     for asked in ("nothing", "v"):
         with pytest.raises(UsageError, match="ids"):
             store.open_reader(f"parquet:{tmp_path / '0.parquet'}?id={asked}")
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.decimal128(10), pa.bool_(), pa.date32(), pa.timestamp("s")])
+@pytest.mark.parametrize("name", ["id", "doc_id"])
+def test_ids_of_an_unusable_type_are_not_left_out_silently(tmp_path: Path, kind: pa.DataType, name: str) -> None:
+    ids = pa.nulls(2, kind)
+    pq.write_table(pa.table({name: ids, "v": fixed(np.ones((2, 2), np.float32))}), tmp_path / "x.parquet")
+    with pytest.raises(UsageError, match=rf"column {name} holds .*: cast it, .*\?id=COLUMN, or .* \?id="):
+        store.open_reader(str(tmp_path / "x.parquet"))
+
+
+def test_a_target_of_numbered_rows_may_have_a_payload_column_called_id(tmp_path: Path) -> None:
+    x = fixed(np.ones((2, 2), np.float32))
+    pq.write_table(pa.table({"id": [0.5, 0.6], "v": x}), tmp_path / "x.parquet")
+    rewrite(f"parquet:{tmp_path / 'x.parquet'}?id=", f"parquet:{tmp_path / 't'}")
+    with store.open_reader(str(tmp_path / "t")) as reader:
+        batch = concat(reader.read(9))
+        assert (reader.info.id_type, batch.ids.to_pylist()) == (None, [0, 1])
+        assert batch.payload is not None
+        assert batch.payload["id"].to_pylist() == [0.5, 0.6]
+
+
+def test_views_are_read_taken_and_written_as_what_they_view(tmp_path: Path) -> None:
+    x = np.arange(10, dtype=np.float32).reshape(5, 2)
+    text, view = [f"text {i}" * i for i in range(5)], pa.string_view()
+    kinds = {"id": view, "b": pa.binary_view(), "s": pa.struct([("u", view)]), "l": pa.list_(view)}
+    kinds |= {"large": pa.large_list(view), "f": pa.list_(view, 1), "m": pa.map_(pa.string(), view)}
+    values: dict[str, list[Any]] = {"id": text, "b": [t.encode() for t in text], "s": [{"u": t} for t in text]}
+    values |= {name: [[t] for t in text] for name in ("l", "large", "f")} | {"m": [[("k", t)] for t in text]}
+    columns = {name: pa.array(values[name], kind) for name, kind in kinds.items()}
+    pq.write_table(pa.table(columns | {"v": fixed(x)}), tmp_path / "x.parquet")
+    for where in ("x.parquet", "t"):
+        with store.open_reader(str(tmp_path / where)) as reader:
+            assert reader.info.id_type == pa.string()
+            taken = reader.take(pa.array([text[3], text[1]]))
+            assert taken.vectors.tolist() == x[[3, 1]].tolist()
+            assert taken.payload is not None
+            assert taken.payload.to_pydict() == {n: [v[3], v[1]] for n, v in values.items() if n != "id"}
+        if where == "x.parquet":
+            rewrite(str(tmp_path / "x.parquet"), f"parquet:{tmp_path / 't'}")
+    assert pq.read_table(tmp_path / "t" / "part-00000.parquet")["s"].to_pylist() == values["s"]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dim"), [([1, 2, 2], 2), ([3, 2, 2, 2], 2), ([3, 2], 3), ([0, 3, 2, 3], 3), ([2] * 100 + [3] * 200, 2)]
+)
+def test_the_dimension_is_that_of_most_of_the_first_rows(tmp_path: Path, lengths: list[int], dim: int) -> None:
+    got = matrix(column(tmp_path, pa.array([[1.0] * n for n in lengths])), 1000)
+    assert got.shape[1] == dim
+    assert np.isnan(got).any(axis=1).tolist() == [n != dim for n in lengths]
 
 
 def test_rows_without_an_id_are_named(tmp_path: Path) -> None:
