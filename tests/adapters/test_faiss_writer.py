@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -229,7 +231,7 @@ def test_options_must_fit_the_structure(tmp_path: Path) -> None:
 def test_ids_beyond_int64_are_named(tmp_path: Path) -> None:
     rows = VectorBatch(pa.array(np.array([1, 2**63, 5], np.uint64)), X[:3])
     with store.open_writer(f"faiss:{tmp_path / 't'}", info(id_type=pa.uint64())) as writer:
-        with pytest.raises(BadRowsError, match=str(2**63)):
+        with pytest.raises(BadRowsError, match=rf"{2**63}\. Write to parquet: instead\.$"):
             writer.write(rows)
         writer.abort()
 
@@ -455,6 +457,54 @@ def test_a_full_disk_stops_resumably(
     run(resume=True)
     assert path.read_bytes() == written(tmp_path / "calm", fresh)
     assert (tiny_disk / "t.bak").read_bytes() == old
+
+
+def test_a_disk_that_is_full_during_the_build_leaves_all_rows_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def run(resume: bool) -> None:
+        with store.open_writer(f"faiss:{tmp_path / 't'}", info("IVF8,Flat"), resume=resume) as writer:
+            for batch in cut(ROWS, 300, start=writer.progress.rows):
+                writer.write(batch)
+            writer.commit()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_faiss_writer, "build", full)
+        with pytest.raises(StoppedError, match="2,000 rows are staged safely"):
+            run(resume=False)
+    assert json.loads((tmp_path / ".t.vecferry" / "state.json").read_text())["rows"] == N
+    run(resume=True)
+    assert (tmp_path / "t").read_bytes() == by_faiss("IVF8,Flat", "ip", IDS, 8)
+
+
+@pytest.mark.parametrize("kind", ["faiss", "parquet", "npy"])
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_disk_too_full_to_begin_is_left_as_it_was(kind: str, left: int, tiny_disk: Path) -> None:
+    """With room for a few pages what begins may fail at its first file or at its last."""
+    free = shutil.disk_usage(tiny_disk).free
+    (tiny_disk / "filler").write_bytes(bytes(free - left * 4096))
+
+    def attempt(resume: bool) -> None:
+        with store.open_writer(f"{kind}:{tiny_disk / 't'}", info(), resume=resume) as writer:
+            writer.write(ROWS)
+            writer.commit()
+
+    for resume in (False, True):
+        with pytest.raises((UsageError, StoppedError)) as caught:
+            attempt(resume)
+        if caught.type is StoppedError:
+            assert left > 0
+            assert "0 rows are staged safely" in str(caught.value)
+        else:
+            assert "bytes are free), so nothing could be begun" in str(caught.value)
+            assert [p.name for p in tiny_disk.iterdir()] == ["filler"]
+    (tiny_disk / "filler").unlink()
+    attempt(resume=True)
+    with store.open_reader(f"{kind}:{tiny_disk / 't'}") as reader:
+        np.testing.assert_array_equal(concat(reader.read(5000)).vectors, X)
 
 
 def test_a_damaged_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

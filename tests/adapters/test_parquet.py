@@ -229,18 +229,17 @@ def test_no_vector_column_is_an_error_that_lists_all(tmp_path: Path) -> None:
 
 def test_which_column_holds_the_ids(tmp_path: Path) -> None:
     x = fixed(np.ones((2, 2), np.float32))
-    for n, (columns, asked, expected) in enumerate(
-        [
-            ({"doc_id": [5, 6], "_id": ["a", "b"]}, "", ["a", "b"]),
-            ({"doc_id": [5, 6], "_id": ["a", "b"]}, "?id=doc_id", [5, 6]),
-            ({"id": [0.5, 0.6], "docid": [5, 6]}, "", [5, 6]),  # floats are no ids
-            ({"key": [5, 6]}, "", [0, 1]),
-            ({"id": [5, 6]}, "?id=", [0, 1]),
-            ({"id": [0.5, 0.6]}, "?id=", [0, 1]),
-            ({"key": pa.array(["x", "y"], pa.string_view())}, "?id=key", ["x", "y"]),
-            ({"key": pa.array(["x", "y"]).dictionary_encode()}, "?id=key", ["x", "y"]),
-        ]
-    ):
+    cases: list[tuple[dict[str, Any], str, list[Any]]] = [
+        ({"doc_id": [5, 6], "_id": ["a", "b"]}, "", ["a", "b"]),
+        ({"doc_id": [5, 6], "_id": ["a", "b"]}, "?id=doc_id", [5, 6]),
+        ({"id": [0.5, 0.6], "docid": [5, 6]}, "", [5, 6]),  # floats are no ids
+        ({"key": [5, 6]}, "", [0, 1]),
+        ({"id": [5, 6]}, "?id=", [0, 1]),
+        ({"id": [0.5, 0.6]}, "?id=", [0, 1]),
+        ({"key": pa.array(["x", "y"], pa.string_view())}, "?id=key", ["x", "y"]),
+        ({"key": pa.array(["x", "y"]).dictionary_encode()}, "?id=key", ["x", "y"]),
+    ]
+    for n, (columns, asked, expected) in enumerate(cases):
         pq.write_table(pa.table(columns | {"v": x}), tmp_path / f"{n}.parquet")
         with store.open_reader(f"parquet:{tmp_path / f'{n}.parquet'}{asked}") as reader:
             assert concat(reader.read(1)).ids.to_pylist() == expected
@@ -343,6 +342,16 @@ def test_damaged_files_are_refused(tmp_path: Path, rows: VectorBatch) -> None:
     path.write_bytes(b"id,vector\n")
     with pytest.raises(DataError, match="not a store"):
         store.open_reader(str(path))
+
+
+def test_of_a_reason_of_many_lines_the_first_is_told(tmp_path: Path) -> None:
+    from vecferry_adapters import parquet
+
+    with (
+        pytest.raises(DataError, match=r"incomplete: no such page$"),
+        parquet._reading(Path(column(tmp_path, fixed(np.ones((2, 2), np.float32))))),
+    ):
+        raise pa.ArrowInvalid("no such page\nIn page.cc, line 7, code: read()\n")
 
 
 def test_files_of_one_store_must_agree(tmp_path: Path) -> None:
