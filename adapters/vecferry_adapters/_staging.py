@@ -193,7 +193,9 @@ class Stage:
         if not os.path.lexists(self.target):
             return
         if not self.overwrite:
-            raise UsageError(f"{self.target} exists: choose another name, or --overwrite to swap it and keep a backup")
+            raise UsageError(
+                f"{self.target} exists: choose another name, or --overwrite (of a migration) to swap it and keep a backup"
+            )
         backup = backup_of(self.target)
         # after a crash while publishing, the backup's name holds the old file (linked) or the new folder
         if os.path.lexists(backup) and _inode(backup) not in (_inode(self.target), self.state.get("publishing")):
