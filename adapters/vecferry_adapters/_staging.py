@@ -194,7 +194,8 @@ class Stage:
             return
         if not self.overwrite:
             raise UsageError(
-                f"{self.target} exists: choose another name, or --overwrite (of a migration) to swap it and keep a backup"
+                f"{self.target} exists: choose another name, or --overwrite (of a migration) to swap it and keep a "
+                "backup"
             )
         backup = backup_of(self.target)
         # after a crash while publishing, the backup's name holds the old file (linked) or the new folder
