@@ -22,8 +22,10 @@ import pytest
 from vecferry import store
 from vecferry.batch import VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, StoppedError, UnsupportedError, UsageError
+from vecferry.rewrite import Tally
 from vecferry.store import StoreInfo
 from vecferry.testing import contents, cut
+from vecferry.verify import verify
 from vecferry_adapters import _faiss_sidecar, _faiss_writer
 from vecferry_adapters._staging import Stage
 
@@ -241,6 +243,20 @@ def test_rows_that_were_skipped_can_leave_too_few(tmp_path: Path) -> None:
         writer.write(ROWS.take(np.arange(60)))
         with pytest.raises(UsageError, match=r"64 rows.*60"):
             writer.staged()
+
+
+@pytest.mark.parametrize("factory", ["PCA8,Flat", "RR8,Flat", "L2norm,Flat"])
+def test_what_loses_dimensions_is_verified_as_codes_are(factory: str, tmp_path: Path) -> None:
+    written(tmp_path / "source", info())
+    written(tmp_path / "t", info(factory))
+    tally = Tally(read=N)
+    tally.digest.update(ROWS.ids)
+    with store.open_reader(f"faiss:{tmp_path / 'source'}") as source:
+        with store.open_reader(f"faiss:{tmp_path / 't'}") as staged:
+            error = verify(source, staged, tally, lambda x: x, seed=0)
+            found = staged.take(ROWS.ids).vectors
+        # a seeded sample's mean is that of all rows but for chance
+        assert error == pytest.approx(np.linalg.norm(found - X, axis=1).mean(), abs=0.03)
 
 
 # The sidecar
