@@ -79,6 +79,7 @@ def test_real_job_from_sample_to_saved_map(rows: Any, wordnet: Any, tmp_path: Pa
         queries=rows(names, vectors(queries, "minilm"), uri="queries"),
         source_queries=rows(names, vectors(queries, "e5"), uri="old queries"),
         qrels=qrels,
+        solver="ridge",
         source_model="e5",
         target_model="minilm",
         source_prompt="passage: ",
@@ -122,6 +123,83 @@ def test_real_job_from_sample_to_saved_map(rows: Any, wordnet: Any, tmp_path: Pa
     np.testing.assert_array_equal(again.target, held.target)
     assert again.fingerprint == {**held.fingerprint, "map": card.sha256}
     assert again.fingerprint["count"] == len(documents)
+
+
+def test_the_best_of_several_maps_is_fitted_saved_and_explained(rows: Any, wordnet: Any, tmp_path: Path) -> None:
+    """MiniLM to e5, where ridge is far from the best; documents ask, and effort 0 does without torch."""
+    documents, _, _ = wordnet
+    ids = documents["id"].combine_chunks()
+    index = rows(ids, unit(vectors(documents, "minilm")), uri="old index")
+    target = rows(ids[:3000], vectors(documents, "e5")[:3000], uri="new vectors")
+    maps = [vecferry.fit(index, target, solver=s, effort=0) for s in ("auto", "ridge", "procrustes")]
+    cards = [m.card for m in maps if m.card is not None]
+    found = [card.measured["doc-agreement@10"] for card in cards]
+    assert found[0] > max(found[1:]) + 0.01
+    m, card, held = maps[0], cards[0], maps[0].holdout
+    assert held is not None
+    assert (card.solver, m.post) == ("auto", "l2")
+    assert len(card.warnings) == 1
+    assert has_warning(m, "documents stood in")
+    assert (m.pre == "center_l2") == (m.mean is not None) == card.parameters["chosen"]["centred"]
+    # each held-out document asks for its neighbours among the others: by sorting in float64
+    asked = held.target.astype(np.float64)
+    scores = [asked @ y.astype(np.float64).T - 9 * np.eye(len(asked)) for y in (held.target, m.apply(held.source))]
+    true, mine = (np.argsort(-s, axis=1)[:, :10] for s in scores)
+    shared = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(true, mine, strict=True)])
+    assert card.measured["doc-agreement@10"] == pytest.approx(shared, abs=2e-3)
+    # the tilt moves all rows by one vector: that says nothing of what the map has learned
+    assert card.parameters["chosen"]["tilt"] > 0.3
+    assert 0.5 < card.measured["relative_error"] < 0.95
+    curve = card.measured["learning_curve"]
+    n = card.pairs
+    assert curve["pairs"] == [round(n / 8), round(n / 4), round(n / 2), n]
+    assert curve["values"][-1] == card.measured["doc-agreement@10"]
+    assert curve["doubled"]["pairs"] == 2 * n
+    assert curve["doubled"]["low"] <= curve["doubled"]["value"] <= curve["doubled"]["high"]
+    assert curve["values"][0] < curve["values"][-1] < curve["doubled"]["value"] + 0.02
+    m.save(tmp_path / "map")
+    page = (tmp_path / "map" / "README.md").read_text()
+    assert f"| {2 * n:,}, foretold | {curve['doubled']['value']} [" in page
+    assert "| ridge |" in page
+    assert "| chosen |" in page
+    assert LinearMap.load(tmp_path / "map").card == card
+    np.testing.assert_array_equal(LinearMap.load(tmp_path / "map").apply(held.source), m.apply(held.source))
+
+
+def test_where_lengths_differ_nothing_is_subtracted_before_they_are_made_equal(rows: Any) -> None:
+    old, new = two_models(1000)
+    m = vecferry.fit(rows(np.arange(1000), lengths(old, 0.1, 0.7)), rows(np.arange(1000), new), effort=0)
+    assert m.card is not None
+    assert (m.pre, m.card.solver) == ("l2", "auto")
+    assert not any(c["centred"] for c in m.card.parameters["candidates"])
+    assert has_warning(m, "0 queries to choose by: documents stood in")
+
+
+def test_few_pairs_are_fitted_by_ridge_which_says_so(rows: Any) -> None:
+    m, plain = vecferry.fit(*stores(rows)), vecferry.fit(*stores(rows), solver="ridge")
+    assert m.card is not None
+    assert m.card.solver == "ridge"
+    assert m.weight.tobytes() == plain.weight.tobytes()
+    assert has_warning(m, "240 pairs are too few to choose among maps")
+    assert not has_warning(plain, "too few to choose")
+
+
+def test_sgd_lowers_the_objective_that_is_asked_for(rows: Any) -> None:
+    pytest.importorskip("torch", reason="torch is an optional dependency")
+    squares, ranks = (vecferry.fit(*stores(rows), solver="sgd", objective=o) for o in ("mse", "rank"))
+    assert squares.card is not None
+    assert ranks.card is not None
+    assert "objective" not in squares.card.parameters
+    assert ranks.card.parameters["objective"] == "rank"
+    assert squares.weight.tobytes() != ranks.weight.tobytes()
+    asked_for: list[tuple[dict[str, Any], str]] = [
+        ({"solver": "ridge"}, "'rank' goes with solver 'sgd', not 'ridge'"),
+        ({"direction": "query"}, "for maps of direction 'document'"),
+        ({"metric": "ip"}, "by cosine, and this space ranks by ip"),
+    ]
+    for given, said in asked_for:
+        with pytest.raises(UsageError, match=said):
+            vecferry.fit(*stores(rows), **({"solver": "sgd", "objective": "rank"} | given))
 
 
 def test_same_input_same_bytes(rows: Any, tmp_path: Path) -> None:
@@ -224,6 +302,10 @@ def test_recorded_spaces_are_taken_over_and_prompts_are_part_of_them(rows: Any) 
 def test_options_are_checked_before_stores_are_opened() -> None:
     with pytest.raises(UsageError, match=r"unknown solver 'mlp'.*ridge"):
         vecferry.fit("nowhere", "nowhere", solver="mlp")
+    with pytest.raises(UsageError, match="unknown objective 'cosine': choose one of mse, rank"):
+        vecferry.fit("nowhere", "nowhere", objective="cosine")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown effort 3: choose one of 0, 1, 2"):
+        vecferry.fit("nowhere", "nowhere", effort=3)
     with pytest.raises(UsageError, match="unknown metric 'dot'"):
         vecferry.fit("nowhere", "nowhere", metric="dot")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="unknown bad_rows 'keep'"):

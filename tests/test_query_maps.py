@@ -45,7 +45,7 @@ class Sample:
         self.new_documents = rows(ids, self.new, uri="NEW DOCUMENTS")
 
     def fit(self, **options: Any) -> LinearMap:
-        given = {"queries": self.new_queries, "source_queries": self.old_queries} | options
+        given = {"queries": self.new_queries, "source_queries": self.old_queries, "solver": "ridge"} | options
         return vecferry.fit(self.index, self.pairs, **given)
 
 
@@ -108,6 +108,12 @@ def test_it_is_the_ridge_of_documents_and_queries_with_the_roles_swapped(rows: A
         np.concatenate([sample.old[fit], sample.asked_old[asked]]),
     )
     np.testing.assert_allclose(m.weight, again.weight, atol=1e-4)
+    # and so it is where a choice among maps is asked for, which is one among maps of documents
+    chosen = sample.fit(direction="query", solver="auto")
+    assert chosen.card is not None
+    assert chosen.card.solver == "ridge"
+    assert any("auto chooses among maps that carry documents" in w for w in chosen.card.warnings)
+    assert chosen.weight.tobytes() == m.weight.tobytes()
     # without the old model's queries it learns from documents
     alone = sample.fit(direction="query", source_queries=None)
     assert alone.card is not None

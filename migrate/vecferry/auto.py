@@ -144,9 +144,10 @@ def choose(
             return float(scores[setting].mean())
 
         simple = max((RIDGE, PROCRUSTES), key=score)
-        best = search(score, *(members(centring) if metric == "cosine" else (blends(), ())))
+        grids, moves = members(centring) if metric == "cosine" else blends()
+        best = max((search(score, grid, moves) for grid in grids), key=score)
         gain = scores[best] - scores[simple]
-        error = float(gain.std() / np.sqrt(len(gain)))
+        error = float(gain.std(ddof=1) / np.sqrt(len(gain)))
         setting = best if gain.mean() > error else simple
         solution = closed = family.fit(setting, X, Y)
         strength: str | None = None
@@ -159,13 +160,14 @@ def choose(
         if strength is not None:
             solution = distil(X, Y, queries, solution, STRENGTHS[strength], seed=seed)
     chosen = asdict(setting) | {"lambda": family.penalty(setting), "rank": strength}
-    told = {RIDGE: {"name": "ridge"}, PROCRUSTES: {"name": "procrustes"}}
+    names = {setting: "chosen", RIDGE: "ridge", PROCRUSTES: "procrustes"}
+    by_gain = sorted(scores, key=score, reverse=True)
     parameters = {
         "chosen": chosen,
         "judged": {"by": "documents" if queries is None else "queries", "queries": len(asked), "pairs": len(x)},
-        "gain": {"over": told[simple]["name"], f"agreement@{K}": _round(gain), "standard_error": round(error, 4)},
+        "gain": {"over": names[simple], f"agreement@{K}": _round(gain), "standard_error": round(error, 4)},
         "rank": steps,
-        "candidates": [told.get(s, {}) | asdict(s) | {f"agreement@{K}": _round(scores[s])} for s in scores],
+        "candidates": [{"name": names.get(s, ""), f"agreement@{K}": _round(scores[s])} | asdict(s) for s in by_gain],
     }
     solution = replace(solution, parameters=parameters, warnings=tuple(warnings))
     return Chosen("auto", solution, closed, partial(family.fit, setting))
@@ -183,10 +185,13 @@ def search(score: Callable[[Setting], float], grid: Iterable[Setting], moves: Se
     return best
 
 
-def members(centring: bool) -> tuple[list[Setting], tuple[Move, ...]]:
-    """Return the family's grid and moves for cosine: the tilt matters most, the rest is searched around it."""
+def members(centring: bool) -> tuple[list[list[Setting]], tuple[Move, ...]]:
+    """Return the family's grids and moves for cosine: the tilt matters most, the rest is searched around it.
+
+    There is a grid for each way to take rows, since the best of one is often not reached from the other.
+    """
     centred = (False, True) if centring else (False,)
-    grid = [Setting(c, p, tilt=t) for c, p, t in product(centred, PENALTIES, TILTS)]
+    grids = [[Setting(c, p, tilt=t) for p, t in product(PENALTIES, TILTS)] for c in centred]
 
     def shrinkage(s: Setting) -> list[Setting]:
         return [replace(s, unshrunk=u, turned=t) for u, t in product(UNSHRUNK, TURNED)]
@@ -198,12 +203,12 @@ def members(centring: bool) -> tuple[list[Setting], tuple[Move, ...]]:
     def penalties(s: Setting) -> list[Setting]:
         return [replace(s, centred=c, penalty=p) for c, p in product(centred, PENALTIES)]
 
-    return grid, (shrinkage, levels, penalties)
+    return grids, (shrinkage, levels, penalties)
 
 
-def blends() -> list[Setting]:
+def blends() -> tuple[list[list[Setting]], tuple[Move, ...]]:
     """Return ridge, Procrustes and what lies between them."""
-    return [Setting(penalty=p, turned=t) for p, t in product(PENALTIES, (*TURNED, 1.0))]
+    return [[Setting(penalty=p, turned=t) for p, t in product(PENALTIES, (*TURNED, 1.0))]], ()
 
 
 def climb(
@@ -218,7 +223,8 @@ def climb(
     """Return the strength of distillation that pays where documents and queries are held out, and agreement at each.
 
     Each strength in turn, from `fit`'s map without a fold, must be better than the one before by a standard error; the
-    gentlest, which rarely does harm, must only not be worse by as much. `judged` of four folds are tried, side by side.
+    gentlest, which rarely does harm, must only not be worse by two of them. `judged` of four folds are tried, two at a
+    time.
     """
     torch = load_torch()
     rng = np.random.default_rng(seed + 1)
@@ -241,7 +247,7 @@ def climb(
 
         return np.concatenate(list(pool.map(on_fold, range(judged))))
 
-    with one_thread(torch), ThreadPoolExecutor(JUDGED[1]) as pool:
+    with one_thread(torch), ThreadPoolExecutor(2) as pool:
         before = values(None)
         reached, agreement = None, {"start": _round(before)}
         many = starts[0].weight.size > FEW * len(X)
@@ -249,7 +255,7 @@ def climb(
             after = values(strength)
             agreement[name] = _round(after)
             gain = after - before
-            if gain.mean() < (1 if reached else -1) * gain.std() / np.sqrt(len(gain)):
+            if gain.mean() < (1 if reached else -2) * gain.std(ddof=1) / np.sqrt(len(gain)):
                 break
             reached, before = name, after
     return reached, agreement

@@ -44,7 +44,7 @@ def fit(
     qrels: str | Path | None = None,
     sample: str | Path | None = None,
     direction: Direction = "document",
-    solver: str = "ridge",
+    solver: str = "auto",
     objective: Objective = "mse",
     effort: int = 1,
     metric: Metric | None = None,
