@@ -172,14 +172,14 @@ def test_what_cannot_be_measured_says_why():
     h, m = corpus()
     e = evaluate(replace(h, source_queries=None, qrels=None), m)
     reasons = {(r.name, c.metric): c.reason for r in e.rows for c in r.cells if c.value is None}
-    assert reasons["status quo", "agreement"] == "no source queries: pass --source-queries"
+    assert reasons["status quo", "agreement"] == "no source queries: fit with --source-queries"
     assert reasons["naive swap", "agreement"] == "dimensions differ: 24 and 32"
     assert reasons["as indexed", "agreement"] == "nothing is indexed yet"
-    assert reasons["translated", "ndcg"] == "no labels: pass --qrels"
+    assert reasons["translated", "ndcg"] == "no labels: fit with --qrels"
     assert ("status quo", "doc-agreement") not in reasons
     e = evaluate(replace(h, queries=None, source_queries=None, qrels=None), m)
     reasons = {(r.name, c.metric): c.reason for r in e.rows for c in r.cells if c.value is None}
-    assert reasons["re-embedded", "agreement"] == "no queries: pass --queries"
+    assert reasons["re-embedded", "agreement"] == "no queries: fit with --queries"
     assert ("translated", "doc-agreement") not in reasons
 
 

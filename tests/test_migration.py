@@ -1,5 +1,6 @@
 """The verb migrate: what it refuses before any work, what it publishes, and what it leaves when it doesn't."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,10 +14,10 @@ import pytest
 
 import vecferry
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UnsupportedError, UsageError
+from vecferry.estimating import Estimate
 from vecferry.holdout import Holdout
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.mapfile import seal
-from vecferry.estimating import Estimate
 from vecferry.store import open_reader
 
 faiss = pytest.importorskip("faiss", reason="the stores that teams have")
@@ -313,6 +314,18 @@ def test_a_finished_migration_is_still_held_to_a_gate(data: dict[str, np.ndarray
         assert isinstance(report, vecferry.Report)
         assert (report.exit_code, report.facts["published"]) == (code, True)
     assert target.read_bytes() == before
+
+
+def test_a_gate_that_the_hold_out_cannot_decide_is_refused_before_any_work(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="no labels; fit it again with --qrels"):
+        vecferry.migrate(source, tmp_path / "new.faiss", a_map(data), gate="ndcg@10>=0.3")
+    m = a_map(data)
+    held = dataclasses.replace(m.holdout, queries=None, query_ids=pa.array([], pa.string()))
+    with pytest.raises(UsageError, match="no queries; fit it again with --queries"):
+        vecferry.migrate(source, tmp_path / "new.faiss", dataclasses.replace(m, holdout=held), gate="agreement@10>=0.3")
+    assert names(tmp_path) == ["old.faiss"]
 
 
 def change(source: str, row: int) -> None:

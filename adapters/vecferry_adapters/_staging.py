@@ -170,8 +170,8 @@ class Stage:
             return {"plan": self.plan}
         if not resume:
             raise UsageError(
-                f"an unfinished migration to {self.target} is staged in {self.folder}: continue it with --resume, "
-                "or delete that folder to start again"
+                f"a migration to {self.target} is staged in {self.folder}, and was stopped or failed its gate: "
+                "continue it with --resume (another --gate is allowed), or delete that folder to start again"
             )
         if state.get("plan") != self.plan:
             raise UsageError(

@@ -60,7 +60,9 @@ class Bench:
         usable = tuple(k for k in self.ks if k < n)
         found = own = None
         unasked = (
-            "no queries: pass --queries" if self.held.queries is None else "no source queries: pass --source-queries"
+            "no queries: fit with --queries"
+            if self.held.queries is None
+            else "no source queries: fit with --source-queries"
         )
         if not isinstance(way, str) and usable:
             found = way(queries, usable[-1]) if queries is not None else None
@@ -118,7 +120,7 @@ class Bench:
         qrels: Qrels | None = self.held.qrels
         for metric, score in (("recall", label_recall), ("ndcg", ndcg)):
             if qrels is None or found is None or self.asked is None:
-                reason = "no labels: pass --qrels" if qrels is None else why
+                reason = "no labels: fit with --qrels" if qrels is None else why
                 yield Cell(metric, k, reason=reason)
                 continue
             values = score(found, qrels, k)

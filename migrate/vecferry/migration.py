@@ -25,7 +25,7 @@ from vecferry.linear import LinearMap
 from vecferry.measuring import Measure, Measured
 from vecferry.pairs import BadRows
 from vecferry.plan import Plan, finished, make_plan, stamp_of
-from vecferry.prechecks import card_of, check_apart, check_exact, check_payload, check_source, check_space
+from vecferry.prechecks import card_of, check_apart, check_exact, check_gate, check_payload, check_source, check_space
 from vecferry.report import Report
 from vecferry.rewrite import duplicates, rewrite
 from vecferry.slices import Slicing
@@ -103,6 +103,7 @@ def migrate(
         if not reader.info.count:
             raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
         holdout = _holdout(m, required=wanted is not None)
+        check_gate(wanted, holdout)
         slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
         if exact is not None:

@@ -98,7 +98,10 @@ metric = click.option(
     help="How the space ranks where the map leads; cosine if its norms agree.",
 )
 gate = together(
-    click.option("--gate", help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'."),
+    click.option(
+        "--gate",
+        help="Condition on the new index, such as 'agreement@10>=0.35 and ndcg@10>=0.2'; without one nothing blocks.",
+    ),
     click.option("--slice", help="Payload column: measure each of its values by itself too."),
     click.option(
         "--slice-file",

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from vecferry.batch import Floats
 from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
+from vecferry.gate import WORST, Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
 from vecferry.mapfile import HOLDOUT
@@ -198,6 +199,20 @@ def _same_head(one: Reader, other: Reader) -> bool:
     """Say whether two addresses of one file lead to the same vectors: a file may hold two columns of them."""
     heads = [next(iter(store.read(PROBED)), None) for store in (one, other)]
     return heads[0] is None or heads[1] is None or np.array_equal(heads[0].vectors, heads[1].vectors)
+
+
+def check_gate(gate: Gate | None, holdout: Holdout | None) -> None:
+    """Refuse conditions that the hold-out can't decide, whatever the index will be like."""
+    if gate is None or holdout is None:
+        return
+    for metric in sorted(gate.metrics):
+        if holdout.qrels is None and metric.endswith(("recall", "ndcg")):
+            raise UsageError(f"{metric} can't be gated: the map's hold-out has no labels; fit it again with --qrels")
+        if holdout.queries is None and metric.removeprefix(WORST) == "agreement":
+            raise UsageError(
+                f"{metric} can't be gated: the map's hold-out has no queries; fit it again with --queries, or gate "
+                "doc-agreement, which flatters"
+            )
 
 
 def check_apart(source: StoreInfo, plan: Plan, m: LinearMap, payload: Path | None) -> None:

@@ -18,8 +18,10 @@ from vecferry.tables import write_curves, write_facts, write_losses, write_table
 FORMAT = 1
 NEXT = {
     "pass": "vecferry inspect {destination}",
-    "fail": "look at the staged index, or fit a better map; the old index is as it was",
-    "inconclusive": "pass more held-out documents or queries to vecferry fit; the old index is as it was",
+    "fail": "it stays staged beside {destination}: publish it with --resume and another --gate, or delete the stage "
+    "(.NAME.vecferry) and fit a better map",
+    "inconclusive": "it stays staged beside {destination}: fit with more held-out documents or queries, or publish "
+    "it with --resume and another --gate",
 }
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from vecferry.batch import Cursor, Floats, Positions, VectorBatch
-from vecferry.errors import BadRowsError, DataError, UsageError
+from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageError
 
 GROUP = "vecferry.adapters"
 SUFFIXES = {".faiss": "faiss", ".index": "faiss", ".npy": "npy", ".parquet": "parquet"}
@@ -315,6 +315,8 @@ def rollback(uri: str | Uri) -> str:
     is no backup.
     """
     adapter, address = resolve(uri)
+    if not hasattr(adapter, "rollback"):
+        raise UnsupportedError(f"{address.kind} stores can't be rolled back: switch to the old one where it is kept")
     return adapter.rollback(address)
 
 
