@@ -151,9 +151,7 @@ def main() -> None:
         child(which, kind, source, target, int(rows))
         return
     table = []
-    print(
-        f"{'store':8} {'rows':>9} {'bare rows/s':>12} {'ours rows/s':>12} {'ratio':>6} {'verify s':>9} {'bare MB':>8} ours MB"
-    )
+    print("store         rows  bare rows/s  ours rows/s  ratio  verify s  bare MB ours MB")
     for kind in args.kinds:
         for rows in args.rows:
             with tempfile.TemporaryDirectory(dir=args.folder) as folder:
@@ -193,6 +191,12 @@ def main() -> None:
         "python": platform.python_version(),
     }
     RESULTS.parent.mkdir(exist_ok=True)
+    if RESULTS.exists():  # of other stores and sizes, from runs with the same parameters
+        before = json.loads(RESULTS.read_text())
+        known = {(r["store"], r["rows"]) for r in table}
+        if before["parameters"] == parameters:
+            table += [r for r in before["results"] if (r["store"], r["rows"]) not in known]
+    table.sort(key=lambda r: (r["store"], r["rows"]))
     RESULTS.write_text(json.dumps({"parameters": parameters, "results": table}, indent=2) + "\n")
 
 

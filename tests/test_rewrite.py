@@ -44,11 +44,10 @@ def test_ahead_hands_over_the_error_after_the_items_before_it() -> None:
         yield 2
         raise BadRowsError("store", "bad rows", [7], "Mend them.")
 
-    seen = []
+    stream = ahead(items())
+    assert [next(stream), next(stream)] == [1, 2]
     with pytest.raises(BadRowsError, match="7"):
-        for item in ahead(items()):
-            seen.append(item)
-    assert seen == [1, 2]
+        next(stream)
 
 
 def test_ahead_stops_its_thread_when_the_consumer_stops() -> None:
