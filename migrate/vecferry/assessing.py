@@ -224,7 +224,11 @@ def assess(
         "cost_per_1k_texts": cost_per_1k_texts,
     }
     timing = {"maps": learned - started, "searches": searched - learned, "translate": _seconds_per_row(pairs) * rows}
-    notes = tuple(_notes(info, pairs, questions, gains, rows, bad))
+    notes = (
+        f"Maps here are by {solver}; `vecferry fit` chooses by default among better ones (--solver auto), so translating "
+        "may turn out better than this page says.",
+        *_notes(info, pairs, questions, gains, rows, bad),
+    )
     return Assessment(facts, ways, gain, judge([w.judged for w in ways[1:]], gain), notes, timing)
 
 
