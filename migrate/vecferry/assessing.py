@@ -225,8 +225,8 @@ def assess(
     }
     timing = {"maps": learned - started, "searches": searched - learned, "translate": _seconds_per_row(pairs) * rows}
     notes = (
-        f"Maps here are by {solver}; `vecferry fit` chooses by default among better ones (--solver auto), so translating "
-        "may turn out better than this page says.",
+        f"Maps here are by {solver}; `vecferry fit` chooses by default among better ones (--solver auto), so "
+        "translating may turn out better than this page says.",
         *_notes(info, pairs, questions, gains, rows, bad),
     )
     return Assessment(facts, ways, gain, judge([w.judged for w in ways[1:]], gain), notes, timing)
