@@ -87,7 +87,7 @@ def test_zero_of_either_sign_is_one_number() -> None:
 
 def test_a_holdout_that_was_fitted_on_is_refused() -> None:
     pairs = make_pairs(20)
-    with pytest.raises(DataError, match="3 of 5 held-out documents were used"):
+    with pytest.raises(DataError, match="3 of 5 held-out documents were fitted on"):
         Holdout(pairs.ids[:5], pairs.source[:5], pairs.target[:5], fit_keys=id_keys(pairs.ids[2:]))
 
 
