@@ -108,7 +108,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(
     for n in range(3):
         folder = tmp_path / str(n)
         folder.mkdir()
-        struck += kill_and_resume(job, folder, kind, expected, span, luck)
+        hit = kill_and_resume(job, folder, kind, expected, span, luck)
+        struck += hit
+        span *= 1 if hit else 0.3  # it came too late: the machine is faster than when the span was taken
     assert struck  # or nothing was tested
 
 
@@ -123,7 +125,9 @@ def test_fifty_kills(
     for n in range(50):
         folder = tmp_path / str(n)
         folder.mkdir()
-        struck += kill_and_resume(job, folder, kind, expected, span, luck)
+        hit = kill_and_resume(job, folder, kind, expected, span, luck)
+        struck += hit
+        span *= 1 if hit else 0.8
     assert struck >= 25
 
 
