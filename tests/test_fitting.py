@@ -159,7 +159,7 @@ def test_the_best_of_several_maps_is_fitted_saved_and_explained(rows: Any, wordn
     assert curve["values"][0] < curve["values"][-1] < curve["doubled"]["value"] + 0.02
     m.save(tmp_path / "map")
     page = (tmp_path / "map" / "README.md").read_text()
-    assert f"| {2 * n:,}, foretold | {curve['doubled']['value']} [" in page
+    assert f"twice as many ({2 * n:,}) would give doc-agreement@10 of about {curve['doubled']['value']:.3f} [" in page
     assert "| ridge |" in page
     assert "| chosen |" in page
     assert LinearMap.load(tmp_path / "map").card == card

@@ -107,7 +107,7 @@ def demo(out: Path, as_json: bool) -> None:
 @as_json
 @seed
 def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
-    """Describe a store: kind, rows, dimension, metric, structure, ids, payload, norms, spectrum."""
+    """Describe a store (kind, rows, dimension, metric, structure, ids, payload, norms, spectrum), or a map."""
     show(vecferry.inspect(source, scan=scan, seed=seed), as_json)
 
 
@@ -175,20 +175,26 @@ def assess(as_json: bool, **arguments: Any) -> None:
 @allow_lossy
 @seed
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="New folder for the map.")
-def fit(output: Path, **arguments: Any) -> None:
+@as_json
+def fit(output: Path, as_json: bool, **arguments: Any) -> None:
     """Learn the map from the paired sample, and hold out what the gate will measure with."""
+    from vecferry.inspection import MapInspection
+    from vecferry.mapcard import brief
+
     if output.exists():
         raise vecferry.UsageError(f"{output} exists: choose another name for the map, or delete it first")
     m = vecferry.fit(**arguments)
     m.save(output)
-    click.echo((output / "README.md").read_text(encoding="utf-8").rstrip())
-    if arguments["direction"] == "query":
-        click.echo(
-            f"next: vecferry transform NEW_QUERIES --map {output} -o OUT, and search {arguments['source']} with them",
-            err=True,
-        )
+    if as_json:
+        show(MapInspection(m), as_json)
     else:
-        click.echo(f"next: vecferry migrate {arguments['source']} NEW_INDEX --map {output} --dry-run", err=True)
+        click.echo(f"{brief(m)}\nwritten to {output}; all of it: vecferry inspect {output}")
+    source, lossy = arguments["source"], " --allow-lossy" if arguments["allow_lossy"] else ""
+    after = {
+        "document": f"vecferry migrate {source} NEW_INDEX --map {output}{lossy} --dry-run",
+        "query": f"vecferry transform NEW_QUERIES --map {output} -o OUT, and search {source} with them",
+    }
+    click.echo(f"next: {after[arguments['direction']]}", err=True)
 
 
 @cli.command()

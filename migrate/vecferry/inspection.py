@@ -1,14 +1,19 @@
-"""The verb `inspect`: describe a store from its header, a seeded sample, and on request all of its rows."""
+"""The verb `inspect`: describe a store from its header, a seeded sample, and on request all of its rows; or a map."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import faulty
+from vecferry.errors import UsageError
+from vecferry.linear import LinearMap
+from vecferry.mapcard import describe
+from vecferry.mapfile import CARD
 from vecferry.rewrite import duplicates
 from vecferry.store import StoreInfo, opened
 
@@ -97,11 +102,31 @@ class Inspection:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def inspect(source: Any, *, scan: bool = False, seed: int = 0) -> Inspection:
-    """Describe a store: from its header, from a seeded sample of rows, and with `scan` from all rows.
+@dataclass(frozen=True, slots=True)
+class MapInspection:
+    """Hold a map whose card is to be shown."""
 
-    Raises UsageError for an unknown address, DataError for a store that can't be read.
+    map: LinearMap
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the whole card as JSON values."""
+        card = {} if self.map.card is None else asdict(self.map.card)
+        return {"kind": "map", "pre": self.map.pre, "post": self.map.post} | card
+
+    def table(self) -> str:
+        """Write the whole card for people."""
+        return describe(self.map)
+
+
+def inspect(source: Any, *, scan: bool = False, seed: int = 0) -> Inspection | MapInspection:
+    """Describe a store: from its header, from a seeded sample of rows, and with `scan` from all rows; or a map's card.
+
+    Raises UsageError for an unknown address or a map to be scanned, DataError for a store or map that can't be read.
     """
+    if isinstance(source, (str, Path)) and (Path(source) / CARD).is_file():
+        if scan:
+            raise UsageError(f"{source} is a map, which has no rows to read: leave out --scan")
+        return MapInspection(LinearMap.load(source))
     with opened(source) as reader:
         count = reader.info.count or 0
         sampled = None

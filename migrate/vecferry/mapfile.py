@@ -17,6 +17,7 @@ from safetensors.numpy import save as save_tensors
 
 from vecferry.errors import DataError, UsageError
 from vecferry.linear import Card, LinearMap, Side
+from vecferry.mapcard import page
 
 FORMAT = 1
 TENSORS = "map.safetensors"
@@ -118,48 +119,6 @@ def load(folder: Path) -> LinearMap:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, UsageError) as error:
         raise DataError(f"{folder} can't be read as a map: {error}") from error
     return m
-
-
-def page(m: LinearMap) -> str:
-    """Write the model card for people."""
-    c = m.card
-    assert c is not None
-    name = [side.model or "an unnamed model" for side in (c.source, c.target)]
-    what = {
-        "document": "old document vectors into the new space",
-        "query": "new query vectors into the old space",
-    }[c.direction]
-    lines = [
-        f"# {name[0]} → {name[1]}",
-        "",
-        f"A linear map made by vecferry {c.version}. It carries {what}; nothing else.",
-        "",
-        "| | |",
-        "|---|---|",
-        f"| dimensions | {m.d_in} → {m.d_out} |",
-        f"| metric of the target space | {c.metric} |",
-        f"| prompts | {c.source.prompt!r} → {c.target.prompt!r} |",
-        f"| solver | {c.solver} {json.dumps({k: v for k, v in c.parameters.items() if k != 'candidates'})} |",
-        f"| fitted on | {c.pairs} pairs, seed {c.seed} |",
-        f"| sha256 of the tensors | `{c.sha256}` |",
-        *(f"| {key} (held out) | {value} |" for key, value in c.measured.items() if key != "learning_curve"),
-    ]
-    curve = c.measured.get("learning_curve")
-    if curve is not None:
-        doubled = curve["doubled"]
-        lines += ["", f"More pairs make a better map; {curve['metric']} (held out) by their number:", ""]
-        lines += ["| pairs | |", "|---|---|"]
-        lines += [f"| {n:,} | {value} |" for n, value in zip(curve["pairs"], curve["values"], strict=True)]
-        lines += [f"| {doubled['pairs']:,}, foretold | {doubled['value']} [{doubled['low']}, {doubled['high']}] |"]
-    candidates = c.parameters.get("candidates")
-    if candidates is not None:
-        columns = list(dict.fromkeys(key for candidate in candidates for key in candidate))
-        lines += ["", "Maps that were tried, judged on the pairs of the fit with each left out:", ""]
-        lines += [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-        lines += [f"| {' | '.join(str(candidate.get(key, '')) for key in columns)} |" for candidate in candidates]
-    if c.warnings:
-        lines += ["", "Warnings of the fit:", "", *(f"- {w}" for w in c.warnings)]
-    return "\n".join(lines) + "\n"
 
 
 def _fsync(path: Path) -> None:
