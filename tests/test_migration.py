@@ -227,6 +227,43 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would_take(
         vecferry.migrate(source, f"faiss:{tmp_path / 'taken'}", a_map(data), dry_run=True)
 
 
+def test_a_dry_run_says_what_would_be_built_by_which_map_and_for_which_gate(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from vecferry.cli import cli
+
+    a_map(data).save(tmp_path / "map")
+    card = LinearMap.load(tmp_path / "map").card
+    assert card is not None
+    new = str(tmp_path / "new.faiss")
+    command = [
+        "migrate",
+        source,
+        f"{new}?nprobe=3",
+        "--map",
+        str(tmp_path / "map"),
+        "--index",
+        "IVF8,SQfp16",
+        "--dry-run",
+    ]
+    shown = CliRunner().invoke(cli, [*command, "--gate", "agreement@10 >= .30 AND Doc-Agreement@5>0.2"])
+    assert shown.exit_code == 0, shown.output
+    lines = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
+    assert lines["target"].startswith(f"faiss IVF8,SQfp16 of float32, {D_OUT} dimensions, metric cosine")
+    assert lines["map"] == f"old -> new, by hand, sha256 {card.sha256[:16]}"
+    assert lines["gate"] == "agreement@10>=0.3; doc-agreement@5>0.2, as indexed, by the lower end"
+    told = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
+    assert (told["gate"], told["target"]["index"]) == (None, "IVF8,SQfp16")
+    assert not Path(new).exists()
+    report = vecferry.migrate(source, f"{new}?nprobe=3", tmp_path / "map", index="IVF8,SQfp16")
+    assert isinstance(report, vecferry.Report)
+    assert report.facts["index"].endswith(told["target"]["index"])
+    with open_reader(new) as reader:
+        assert reader.info.dim == told["target"]["dim"]
+
+
 def test_too_little_space_is_said_with_both_numbers(
     data: dict[str, np.ndarray], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_row_numbers_join_only_what_they_must_mean(rows: Any) -> None:
         join(numbered, rows(None, NEW[PART], uri="TGT"), BadRows())
     with pytest.raises(UsageError, match="SRC stores ids"):
         join(rows(IDS, OLD, uri="SRC"), whole, BadRows())
+
+
+def test_a_parquet_store_without_known_ids_is_asked_which_of_its_columns_holds_them(rows: Any, tmp_path: Path) -> None:
+    columns = {"key": pa.array(IDS[PART]), "name": [f"d{i}" for i in PART], "emb": list(NEW[PART].astype(np.float32))}
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    address = f"parquet:{tmp_path / 'x.parquet'}"
+    cure = re.escape(f"of its columns key, name name the one with the ids, as in {address}?id=COLUMN")
+    with open_reader(address) as numbered:
+        with pytest.raises(UsageError, match=cure):
+            join(rows(IDS, OLD), numbered, BadRows())
+        with pytest.raises(UsageError, match=f"are row numbers, those of TGT are string: {cure}"):
+            join(numbered, rows([str(i) for i in IDS], OLD, uri="TGT"), BadRows())
+        with pytest.raises(DataError, match=f"only numbers its rows: {cure}"):
+            join(numbered, rows(IDS + 20_000, OLD), BadRows())
+    with open_reader(f"{address}?id=key") as named:
+        assert join(rows(IDS, OLD), named, BadRows()).ids.to_pylist() == IDS[PART].tolist()
+    pq.write_table(pa.table({"emb": columns["emb"]}), tmp_path / "y.parquet")
+    with open_reader(str(tmp_path / "y.parquet")) as bare, pytest.raises(UsageError, match="add a column of ids"):
+        join(rows(IDS, OLD), bare, BadRows())
 
 
 def test_the_same_vectors_on_both_sides_are_refused(rows: Any) -> None:

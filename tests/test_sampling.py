@@ -7,9 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from scipy.stats import chisquare
 
 import vecferry
+from vecferry.cli import cli
 from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.sampling import draw, farthest
 
@@ -132,6 +134,41 @@ def test_what_cannot_be_right_is_refused_before_work(index: Any, rows: Any, tmp_
     with pytest.raises(UsageError, match="exists"):
         vecferry.sample(index, 50, output=path)
     assert path.read_text() == "mine"
+
+
+def test_without_a_number_a_small_index_gives_half_and_says_so(rows: Any, tmp_path: Path) -> None:
+    drawn = vecferry.sample(rows(IDS, VECTORS, lossy=True), output=tmp_path / "a")
+    assert (drawn.fit + drawn.holdout, drawn.rows, drawn.lossy) == (200, N, True)
+    assert "warning: half of the 400 rows were drawn" in drawn.table()
+    asked = vecferry.sample(rows(IDS, VECTORS), 200, output=tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (asked.rows, asked.lossy, "warning" in asked.table()) == (None, False, False)
+    many = rows(np.arange(10_001), RNG.standard_normal((10_001, 2)))
+    usual = vecferry.sample(many, output=tmp_path / "c")
+    assert (usual.fit, usual.holdout, usual.rows) == (4000, 1000, None)
+    with pytest.raises(UsageError, match="SRC has 20 rows; 10 documents leave 8 to fit on, at least 10"):
+        vecferry.sample(rows(IDS[:20], VECTORS[:20], uri="SRC"), output=tmp_path / "d")
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_the_next_step_names_the_options_that_it_needs(tmp_path: Path, lossy: bool) -> None:
+    faiss = pytest.importorskip("faiss")
+    index = faiss.index_factory(5, "SQ8" if lossy else "Flat", faiss.METRIC_INNER_PRODUCT)
+    index.train(VECTORS)
+    index.add(VECTORS)
+    old, out = str(tmp_path / "old.faiss"), str(tmp_path / "sample.parquet")
+    faiss.write_index(index, old)
+    done = CliRunner().invoke(cli, ["sample", old, "-o", out])
+    assert done.exit_code == 0, done.output
+    option = " --allow-lossy" if lossy else ""
+    assert done.stderr.endswith(f"vecferry fit --source {old} --target VECTORS --sample {out}{option} -o MAP\n")
+    command = done.stderr.partition("vecferry ")[2].split()
+    x = RNG.standard_normal((200, 3)).astype(np.float32)
+    np.save(tmp_path / "new.npy", x / np.linalg.norm(x, axis=1, keepdims=True))
+    np.save(tmp_path / "ids.npy", pq.read_table(out)["id"].to_numpy())
+    places = {"VECTORS": f"npy:{tmp_path / 'new.npy'}?ids={tmp_path / 'ids.npy'}", "MAP": str(tmp_path / "map")}
+    fitted = CliRunner().invoke(cli, [places.get(word, word) for word in command])
+    assert fitted.exit_code == 0, fitted.output
 
 
 def test_repeated_ids_are_named(rows: Any, tmp_path: Path) -> None:

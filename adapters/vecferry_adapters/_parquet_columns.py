@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vecferry.batch import Floats
 from vecferry.errors import DataError, UsageError
+from vecferry.store import Uri
 
 ID_NAMES = ("id", "_id", "ids", "doc_id", "docid", "document_id")
 """Where nobody says which column holds the ids: the first of these that exists and can hold ids."""
@@ -130,23 +131,26 @@ def find_vectors(schema: pa.Schema, where: str, asked: str | None, dtype: str | 
     fields = list(_fields(schema))
     if asked is None:
         if dtype is not None:
-            raise UsageError(f"{where}: dtype says what a binary column holds: name the column with ?vector=NAME")
+            named = _with(where, vector="NAME")
+            raise UsageError(f"{where}: dtype says what a binary column holds: name the column, as in {named}")
         found = [(path, held) for path, kind in fields if (held := _describe(kind))]
         if len(found) == 1:
             path, held = found[0]
             return VectorColumn(".".join(path), path, *held)
         if found:
             names = ", ".join(".".join(path) for path, _ in found)
-            raise UsageError(f"{where}: columns {names} hold vectors: say which with ?vector=NAME")
+            named = _with(where, vector="NAME")
+            raise UsageError(f"{where}: columns {names} hold vectors: say which, as in {named}")
         columns = ", ".join(f"{'.'.join(path)} ({kind})" for path, kind in fields)
         raise DataError(
             f"{where}: no column holds vectors (lists of float16, float or double) among {columns}; for vectors in a "
-            "binary column say ?vector=NAME&dtype=float32"
+            f"binary column say so, as in {_with(where, vector='NAME', dtype='float32')}"
         )
     # a column may have a dot in its own name; that one comes before a field of a struct
     matches = sorted((m for m in fields if ".".join(m[0]) == asked), key=lambda m: len(m[0]))
     if not matches:
-        raise UsageError(f"{where}: no column {asked!r} among {', '.join('.'.join(path) for path, _ in fields)}")
+        names = ", ".join(".".join(path) for path, _ in fields)
+        raise UsageError(f"{where}: no column {asked!r} among {names}: name the one with the vectors, ?vector=NAME")
     path, kind = matches[0]
     if _is_binary(kind):
         if dtype not in BLOB_DTYPES:
@@ -184,9 +188,16 @@ def find_ids(schema: pa.Schema, where: str, asked: str | None) -> str | None:
     if usual:
         raise UsageError(
             f"{where}: column {usual[0]} holds {schema.field(usual[0]).type}, and ids are integers, strings or binary: "
-            "cast it, name another column with ?id=COLUMN, or number the rows from 0 with ?id="
+            f"cast it, name another of {', '.join(schema.names)}, as in {_with(where, id='COLUMN')}, or number the "
+            f"rows from 0: {_with(where, id='')}"
         )
     return None
+
+
+def _with(where: str, **options: str) -> str:
+    """Return the address of a Parquet store with some options changed, for the user to copy."""
+    address = Uri.parse(where)
+    return str(Uri("parquet", address.path, {**address.options, **options}))
 
 
 def is_id_type(kind: pa.DataType) -> bool:

@@ -113,7 +113,7 @@ def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
 
 @cli.command()
 @click.argument("source")
-@click.option("-n", "size", default=5000, show_default=True, help="Documents to draw.")
+@click.option("-n", "size", type=int, help="Documents to draw; 5,000 by default, or half of a smaller index.")
 @click.option(
     "--strategy",
     type=click.Choice(["random", "spread"]),
@@ -127,13 +127,15 @@ def inspect(source: str, scan: bool, as_json: bool, seed: int) -> None:
     "-o", "--output", type=click.Path(path_type=Path), required=True, help="Parquet file for ids, payload and role."
 )
 def sample(
-    source: str, size: int, strategy: Literal["random", "spread"], qrels: Path | None, seed: int, output: Path
+    source: str, size: int | None, strategy: Literal["random", "spread"], qrels: Path | None, seed: int, output: Path
 ) -> None:
     """Draw the documents to encode with the new model: some to fit on, some held out."""
     drawn = vecferry.sample(source, size, strategy=strategy, qrels=qrels, seed=seed, output=output)
     click.echo(drawn.table())
+    lossy = " --allow-lossy" if drawn.lossy else ""
     click.echo(
-        f"next: encode these texts with the new model, then: vecferry fit --source {source} --target VECTORS -o MAP",
+        f"next: encode the texts of these ids with the new model (a store of ids and vectors: VECTORS), then: "
+        f"vecferry fit --source {source} --target VECTORS --sample {output}{lossy} -o MAP",
         err=True,
     )
 

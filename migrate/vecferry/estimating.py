@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vecferry.encoded import TrueRows
 from vecferry.errors import UsageError, VecferryError
+from vecferry.gate import Gate
 from vecferry.kernel import kernel
-from vecferry.linear import LinearMap
+from vecferry.linear import Card, LinearMap
 from vecferry.plan import Plan, is_built_in_memory
 from vecferry.prechecks import check_payload, check_space, free_bytes
 from vecferry.store import Reader, open_writer
@@ -28,6 +30,9 @@ class Estimate:
     nbytes   on disk, the stage included; `free` where that is a folder
     seconds  to read and multiply, extrapolated from a few batches; writing, verifying and an index build come on top
     memory   bytes, an index that FAISS builds in memory included
+    target   what would be built: kind, index (a factory string), dtype, dimension, metric, id type, parameters
+    map      by what: the spaces that it leads from and to, its solver, and the first 16 digits of its sha256
+    gate     the conditions as they were read, None without a gate
     """
 
     rows: int
@@ -35,6 +40,9 @@ class Estimate:
     free: int | None
     seconds: float
     memory: int
+    target: Mapping[str, Any]
+    map: Mapping[str, Any]
+    gate: tuple[str, ...] | None
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers by name."""
@@ -43,7 +51,16 @@ class Estimate:
     def table(self) -> str:
         """Write the numbers for people."""
         free = "" if self.free is None else f" ({self.free:,} are free)"
+        target, map, gate = self.target, self.map, self.gate
+        parameters = "".join(f", {name} {value}" for name, value in target["parameters"].items())
+        ids = "rows numbered from 0" if target["id_type"] is None else f"ids {target['id_type']}"
+        conditions = "none: nothing would block" if gate is None else "; ".join(gate) + ", as indexed, by the lower end"
         return (
+            f"target    {target['kind']} {target['index']} of {target['dtype']}, {target['dim']} dimensions, "
+            f"metric {target['metric']}, {ids}{parameters}\n"
+            f"map       {map['source'] or 'an unnamed space'} -> {map['target'] or 'an unnamed space'}, "
+            f"{map['solver']}, sha256 {map['sha256']}\n"
+            f"gate      {conditions}\n"
             f"rows      {self.rows:,}\n"
             f"disk      about {self.nbytes:,} bytes, the stage included{free}\n"
             f"memory    about {self.memory / 2**20:,.0f} MiB\n"
@@ -56,11 +73,13 @@ def estimate(
     reader: Reader,
     plan: Plan,
     m: LinearMap,
+    card: Card,
+    gate: Gate | None,
     true: TrueRows | None,
+    *,
     batch_size: int,
     threads: int,
     device: str,
-    *,
     payload: str,
     overwrite: bool,
 ) -> Estimate:
@@ -94,4 +113,27 @@ def estimate(
     memory = 8 * batch_size * (m.d_in + m.d_out) * 4 + 16 * count
     memory += 0 if true is None else 3 * true.vectors.nbytes
     memory += plan.nbytes // 2 if is_built_in_memory(plan.target) else 0
-    return Estimate(count, plan.nbytes, free_bytes(plan.destination), seconds, 200 * 2**20 + memory)
+    built = plan.target
+    return Estimate(
+        rows=count,
+        nbytes=plan.nbytes,
+        free=free_bytes(plan.destination),
+        seconds=seconds,
+        memory=200 * 2**20 + memory,
+        target={
+            "kind": built.kind,
+            "index": built.index or ("Flat" if built.kind == "faiss" else ""),
+            "dtype": built.dtype,
+            "dim": built.dim,
+            "metric": built.metric,
+            "id_type": None if built.id_type is None else str(built.id_type),
+            "parameters": dict(built.parameters),
+        },
+        map={
+            "source": card.source.space,
+            "target": card.target.space,
+            "solver": card.solver,
+            "sha256": card.sha256[:16],
+        },
+        gate=None if gate is None else tuple(map(str, gate.conditions)),
+    )

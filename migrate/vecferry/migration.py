@@ -126,7 +126,19 @@ def migrate(
             raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
         job = _Job(reader, plan, m, measure, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device)
         if dry_run:
-            return estimate(reader, plan, m, true, batch_size, threads, device, payload=keep, overwrite=overwrite)
+            return estimate(
+                reader,
+                plan,
+                m,
+                card,
+                wanted,
+                true,
+                batch_size=batch_size,
+                threads=threads,
+                device=device,
+                payload=keep,
+                overwrite=overwrite,
+            )
         with open_writer(plan.destination, plan.target, resume=resume, overwrite=overwrite, threads=threads) as writer:
             return job.run(writer, warnings, aside, progress)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from vecferry.batch import Floats, VectorBatch, faulty, id_keys
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.qrels import as_strings
-from vecferry.store import Reader, StoreInfo
+from vecferry.store import Reader, StoreInfo, Uri
 
 ROLE = "role"
 FIT, HOLDOUT = "fit", "holdout"
@@ -92,9 +92,14 @@ class BadRows:
         keep &= self.drop(bad & ~zero, batch.ids, uri, fault, cure)
         return batch if keep.all() else batch.take(np.flatnonzero(keep))
 
-    def whole(self, reader: Reader) -> VectorBatch:
-        """Read all usable rows of a small store; every copy of an id that stands more than once is bad."""
+    def whole(self, reader: Reader, drawn: Callable[[pa.Array], Mask] | None = None) -> VectorBatch:
+        """Read all usable rows of a small store; every copy of an id that stands more than once is bad.
+
+        `drawn` says of all ids which of them to read.
+        """
         ids = pa.concat_arrays(list(reader.ids(PIECE)) or [pa.array([], reader.info.id_type or pa.int64())])
+        if drawn is not None:
+            ids = ids.filter(pa.array(drawn(ids)))
         _, where, copies = np.unique(id_keys(ids), return_inverse=True, return_counts=True)
         once = self.drop(copies[where] > 1, ids, reader.info.uri, "rows share their id with another", "Make ids unique")
         return self.take(reader, ids.filter(pa.array(once)))
@@ -117,16 +122,17 @@ def occurrences(pieces: Iterator[pa.Array], wanted: pa.Array) -> NDArray[np.int6
     return result
 
 
-def join(source: Reader, target: Reader, bad: BadRows) -> Pairs:
+def join(source: Reader, target: Reader, bad: BadRows, drawn: Callable[[pa.Array], Mask] | None = None) -> Pairs:
     """Join the new model's vectors of some documents with the index by id; ids only in the index are normal.
 
+    Of a target too large to be read whole, `drawn` says which of all its ids to take.
     Raises UsageError where ids can't be compared, BadRowsError (see `BadRows`) for ids of the target that
     the index lacks or has twice and for unusable vectors on either side, IncompatibleError when both sides
     hold the same vectors, and DataError when nothing is left.
     """
     _check_numbering(source.info, target.info)
     _check_kinds(source.info, target.info)
-    rows = bad.whole(target)
+    rows = bad.whole(target, drawn)
     where = source.info.uri
     counts = occurrences(source.ids(PIECE), rows.ids)
     if len(rows) and not counts.any():
@@ -137,6 +143,7 @@ def join(source: Reader, target: Reader, bad: BadRows) -> Pairs:
         raise DataError(
             f"none of the {len(rows)} ids of {target.info.uri} ({', '.join(shown[0])}, ...) is in {where} "
             f"({', '.join(shown[1])}, ...): give both stores the same ids"
+            + (f"; {where} only numbers its rows: {_naming_ids(source.info)}" if source.info.id_type is None else "")
         )
     keep = bad.drop(counts == 0, rows.ids, where, f"ids of {target.info.uri} are not in it", "Give both the same ids")
     keep &= bad.drop(counts > 1, rows.ids, where, "ids of the pairs stand in it more than once", "Make ids unique")
@@ -206,17 +213,31 @@ def _check_numbering(source: StoreInfo, target: StoreInfo) -> None:
         other = "stores ids" if source.id_type is not None else f"numbers {source.count}"
         raise UsageError(
             f"{target.uri} numbers its {target.count} rows and {source.uri} {other}: which belong together "
-            "can't be known; store the ids beside the vectors, as in npy:VECTORS.npy?ids=IDS.npy"
+            f"can't be known; {_naming_ids(target)}"
         )
 
 
 def _check_kinds(source: StoreInfo, target: StoreInfo) -> None:
     kinds = [info.id_type or pa.int64() for info in (source, target)]
     if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
-        raise UsageError(
-            f"ids of {source.uri} are {kinds[0]}, those of {target.uri} are {kinds[1]}: "
-            f"store the target's ids as {kinds[0]}"
-        )
+        cure = f"store the target's ids as {kinds[0]}" if source.id_type is not None else _naming_ids(source)
+        raise UsageError(f"ids of {source.uri} are {_kind(source)}, those of {target.uri} are {_kind(target)}: {cure}")
+
+
+def _kind(info: StoreInfo) -> str:
+    return "row numbers" if info.id_type is None else str(info.id_type)
+
+
+def _naming_ids(info: StoreInfo) -> str:
+    """Say how a store whose rows are only numbered gets ids: from the right one of its columns, if it has some."""
+    if info.kind != "parquet":
+        return "store the ids beside the vectors, as in npy:VECTORS.npy?ids=IDS.npy"
+    others = [name for name, role in info.columns.items() if role == "payload"]
+    if not others:
+        return "add a column of ids, called id"
+    address = Uri.parse(info.uri)
+    named = Uri("parquet", address.path, {**address.options, "id": "COLUMN"})
+    return f"of its columns {', '.join(others)} name the one with the ids, as in {named}"
 
 
 def _marks(rows: VectorBatch, where: str) -> Mask | None:

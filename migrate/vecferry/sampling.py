@@ -24,6 +24,8 @@ from vecferry.store import Reader, find, opened
 STRATEGIES = ("random", "spread")
 RESERVOIR = 20
 """`spread` chooses each fit row among this many random ones."""
+USUAL = 5000
+"""Documents that are drawn where nobody says how many: half of the index at most."""
 SPARE = 1000
 """Rows drawn beyond those needed, to stand in for unusable ones; SPARE or a tenth, whichever is more."""
 
@@ -34,6 +36,8 @@ class Sample:
 
     unusable    rows drawn that are zero or not finite, others took their place
     unknown     documents of the qrels that the index doesn't have, or has no usable vector of
+    lossy       the index holds codes, which a fit has to be allowed to read
+    rows        of the index, if they were too few for the usual number
     """
 
     path: Path
@@ -42,6 +46,8 @@ class Sample:
     relevant: int
     unusable: int
     unknown: int
+    lossy: bool = False
+    rows: int | None = None
 
     def table(self) -> str:
         """Write the numbers for people."""
@@ -56,12 +62,17 @@ class Sample:
             lines.append(f"  {self.unusable:>8} passed over, because they are zero or not finite")
         if self.unknown:
             lines.append(f"  {self.unknown:>8} named by the qrels, but not in the index")
+        if self.rows is not None:
+            drawn = f"half of the {self.rows:,} rows were drawn, which are too few for the usual {USUAL:,}"
+            lines.append(
+                f"warning: {drawn}; -n draws another number. So small an index is soon encoded again as a whole"
+            )
         return "\n".join(lines)
 
 
 def sample(
     source: Any,
-    n: int,
+    n: int | None = None,
     *,
     strategy: Literal["random", "spread"] = "random",
     qrels: str | Path | None = None,
@@ -70,17 +81,15 @@ def sample(
 ) -> Sample:
     """Draw n documents of an index and write their ids, payload and `role` ("fit" or "holdout") as Parquet.
 
-    The hold-out, a fifth of n, is a uniform draw from the whole index; the relevant documents of `qrels` that
-    it lacks join it beyond n. `spread` takes fit rows that lie far from each other, instead of uniform ones.
+    Without n these are 5,000, or half of a smaller index, of which the result warns. The hold-out, a fifth of n, is a
+    uniform draw from the whole index; the relevant documents of `qrels` that it lacks join it beyond n. `spread` takes
+    fit rows that lie far from each other, instead of uniform ones.
     Memory grows with n only. Raises UsageError for a file that exists, an index with fewer rows, or a payload
     column named `id` or `role`, and BadRowsError for drawn ids that the index has twice.
     """
     path = Path(output)
-    held = round(SHARE * n)
     if strategy not in STRATEGIES:
         raise UsageError(f"unknown strategy {strategy!r}: choose {' or '.join(STRATEGIES)}")
-    if n - held < MIN_FIT:
-        raise UsageError(f"{n} documents leave {n - held} to fit on, at least {MIN_FIT} are needed: ask for more")
     if path.exists():
         raise UsageError(f"{path} exists: choose another name for the sample, or delete it first")
     if not path.parent.is_dir():
@@ -92,6 +101,14 @@ def sample(
         if taken:
             raise UsageError(f"{info.uri} has a payload column {min(taken)!r}, a name the sample needs: rename it")
         count = rows_of(reader)
+        usual = n is None
+        n = min(USUAL, count // 2) if n is None else n
+        held = round(SHARE * n)
+        if n - held < MIN_FIT:
+            where = f"{info.uri} has {count} rows; " if usual else ""
+            raise UsageError(
+                f"{where}{n} documents leave {n - held} to fit on, at least {MIN_FIT} are needed: ask for more with -n"
+            )
         if n > count:
             raise UsageError(f"{info.uri} has {count} rows, {n} were asked for: ask for at most {count}")
         kind = info.id_type or pa.int64()
@@ -121,7 +138,8 @@ def sample(
         order = np.argsort(find(reader, rows.ids))
     roles = np.repeat([HOLDOUT, FIT], [held + len(extra), n - held])
     _write(rows.take(order), roles[order], path)
-    return Sample(path, n - held, held, len(extra), unusable, len(wanted) - len(relevant))
+    few = count if usual and n < USUAL else None
+    return Sample(path, n - held, held, len(extra), unusable, len(wanted) - len(relevant), info.lossy, few)
 
 
 def rows_of(reader: Reader) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -257,8 +258,24 @@ def test_which_column_holds_the_ids(tmp_path: Path) -> None:
 def test_ids_of_an_unusable_type_are_not_left_out_silently(tmp_path: Path, kind: pa.DataType, name: str) -> None:
     ids = pa.nulls(2, kind)
     pq.write_table(pa.table({name: ids, "v": fixed(np.ones((2, 2), np.float32))}), tmp_path / "x.parquet")
-    with pytest.raises(UsageError, match=rf"column {name} holds .*: cast it, .*\?id=COLUMN, or .* \?id="):
+    with pytest.raises(UsageError, match=rf"column {name} holds .*: cast it, .*\?id=COLUMN, or .*\?id=$"):
         store.open_reader(str(tmp_path / "x.parquet"))
+
+
+def test_errors_about_columns_name_those_there_are_and_an_address_that_works(tmp_path: Path) -> None:
+    x = fixed(np.ones((2, 2), np.float32))
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"id": [0.5, 0.6], "key": [5, 6], "a": x, "b": x}), path)
+    with pytest.raises(UsageError, match=r"columns a, b hold vectors") as error:
+        store.open_reader(str(path))
+    with_vectors = str(error.value).split()[-1].replace("NAME", "b")
+    assert with_vectors == f"parquet:{path}?vector=b"
+    with pytest.raises(UsageError, match=r"column id holds double.* name another of id, key, a, b, as in ") as error:
+        store.open_reader(with_vectors)
+    address = re.findall(r"as in (\S+),", str(error.value))[0].replace("COLUMN", "key")
+    assert address == f"parquet:{path}?vector=b&id=key"
+    with store.open_reader(address) as reader:
+        assert concat(reader.read(9)).ids.to_pylist() == [5, 6]
 
 
 def test_a_target_of_numbered_rows_may_have_a_payload_column_called_id(tmp_path: Path) -> None:
