@@ -6,6 +6,7 @@ import ctypes
 import glob
 import mmap
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vecferry.errors import DataError, MissingDependencyError, UnsupportedError
+from vecferry_adapters._faiss_cursor import ListsFile
+from vecferry_adapters._faiss_layout import TABLES, measure
+from vecferry_adapters._faiss_probe import probe
 
 Ints = NDArray[np.int64]
 
 HEADER = struct.Struct("<4siqqqBi")
 """What every index starts with: four characters for its type, dimension, rows, two fixed numbers, trained, metric."""
 FIXED = 1 << 20
-TABLES = 1 << 28
-"""Bytes that FAISS may take for a table it makes while it reads, whatever the size of the file."""
 _LIBC = ctypes.CDLL(None)
 ID_MAPS = {b"IxMp": "IDMap", b"IxM2": "IDMap2"}
 BINARY = (b"IBxF", b"IBwF", b"IBFf", b"IBHf", b"IBHc", b"IBMp", b"IBM2", b"IBHh", b"IBHm", b"IBSp")
@@ -101,11 +103,12 @@ class OpenIndex:
             _LIBC.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
-def open_index(path: Path) -> OpenIndex:
+def open_index(path: Path, *, probed: bool = False) -> OpenIndex:
     """Map a file and let FAISS build its structure over the map, in which vectors, codes and ids stay.
 
+    A file of a type whose sizes can't be checked here is read in a process of its own first, unless it was `probed`.
     Raises UnsupportedError for an index of binary codes, and DataError for a file that is damaged, cut short, longer
-    than its index, or none of FAISS's.
+    than its index, or none of FAISS's, and for one whose inverted lists are in a file that isn't beside it.
     """
     faiss = load_faiss()
     if is_binary(path):
@@ -119,26 +122,43 @@ def open_index(path: Path) -> OpenIndex:
     outer = ID_MAPS.get(kind, "")
     # FAISS would copy an id map, and an IDMap2 would also build a hash table of it: over 50 bytes a row
     start = HEADER.size + (4 if metric > 1 else 0) if outer else 0
+    measured = measure(data, start, str(path))
+    if measured is None and not probed:
+        probe(path)
+    mapped_rows = rows if outer else None
+    if measured is not None:
+        _ids_behind(path, data, measured.end, mapped_rows)
+        if measured.files:
+            return _open_with_lists(faiss, path, measured.files)
     try:
-        index, end = _read(faiss, data, start)
+        index, after = _read(faiss, data, start)
     except (RuntimeError, MemoryError) as error:
-        if "OnDiskInvertedLists" in str(error):
-            return _open_moved(faiss, path)
-        reason = str(error).split("Error: ")[-1]
-        raise DataError(f"{path} can't be read by FAISS, it is damaged or cut short: {reason}") from error
+        raise _unreadable(path, error) from error
+    id_map = _ids_behind(path, data, after, mapped_rows)
+    if outer and (index.d != dim or index.ntotal != rows):
+        raise DataError(
+            f"{path} is damaged: {rows} rows of {dim} dimensions, of which {index.ntotal} of {index.d} are there"
+        )
+    if measured is None:
+        _check_lists(faiss, path, index)
+    regions = ((data.ctypes.data, len(data)), *_on_disk(faiss, index))
+    return OpenIndex(path, index, id_map, outer, regions, data)
+
+
+def _ids_behind(path: Path, data: NDArray[np.uint8], end: int, rows: int | None) -> Ints | None:
+    """Return the ids behind an index that ends at a byte, if it has an id map of some rows; nothing may follow."""
     id_map = None
-    if outer:
+    if rows is not None:
         count = int(np.frombuffer(data[end : end + 8].tobytes(), np.int64)[0]) if len(data) >= end + 8 else -1
-        if not count == rows == index.ntotal or index.d != dim:
-            raise DataError(f"{path} is damaged: {rows} rows, {index.ntotal} of them with vectors and {count} with ids")
+        if count != rows:
+            raise DataError(f"{path} is damaged: {rows} rows, {count} of them with ids")
         if len(data) < end + 8 + 8 * count:
             raise DataError(f"{path} was cut short: {len(data)} bytes, {end + 8 + 8 * count} are needed")
         id_map = np.frombuffer(data, np.int64, count, end + 8) if count else np.empty(0, np.int64)
         end += 8 + 8 * count
     if end != len(data):
         raise DataError(f"{path} is damaged: its index ends after {end} bytes, the file has {len(data)}")
-    regions = ((data.ctypes.data, len(data)), *_on_disk(faiss, index))
-    return OpenIndex(path, index, id_map, outer, regions, data)
+    return id_map
 
 
 def unwrap(index: Any, path: Path | None = None) -> OpenIndex:
@@ -155,6 +175,11 @@ def unwrap(index: Any, path: Path | None = None) -> OpenIndex:
     return OpenIndex(path, inner, id_map, outer, _on_disk(faiss, inner), owner)
 
 
+def _flags(faiss: Any) -> int:
+    """Return FAISS's flags: nothing is written, and tables that only building a graph needs aren't made."""
+    return int(faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_PQ_SKIP_SDC_TABLE)
+
+
 def _read(faiss: Any, data: NDArray[np.uint8], start: int) -> tuple[Any, int]:
     """Read the index that starts at a byte; return it and the byte behind it."""
     limit = getattr(faiss, "set_deserialization_vector_byte_limit", None)
@@ -164,27 +189,52 @@ def _read(faiss: Any, data: NDArray[np.uint8], start: int) -> tuple[Any, int]:
         limit(len(data) + TABLES)
     try:
         reader = faiss.ZeroCopyIOReader(faiss.swig_ptr(data[start:]), len(data) - start)
-        index = faiss.read_index(reader, faiss.IO_FLAG_READ_ONLY)
+        index = faiss.read_index(reader, _flags(faiss))
         return index, start + int(reader.rp_)
     finally:
         if limit:
             limit(before)
 
 
-def _open_moved(faiss: Any, path: Path) -> OpenIndex:
-    """Open an index whose inverted lists are in a file of their own that isn't where it was made: look beside it."""
+def _unreadable(path: Path, error: Exception) -> DataError:
+    reason = str(error).split("Error: ")[-1]
+    return DataError(f"{path} can't be read by FAISS, it is damaged or cut short: {reason}")
+
+
+def _open_with_lists(faiss: Any, path: Path, files: Sequence[ListsFile]) -> OpenIndex:
+    """Open an index whose inverted lists are in a file beside it; where it was when it was made doesn't matter."""
+    for file in files:
+        beside = path.parent / Path(file.name).name
+        if not beside.is_file():
+            raise DataError(
+                f"{path} keeps its inverted lists in another file, {file.name}, and there is no {beside}: put the "
+                "file, or a link to it, beside the index; it is looked for nowhere else"
+            )
+        if (size := beside.stat().st_size) < file.size:
+            raise DataError(f"{beside} was cut short: {size} bytes, {file.size} are needed by {path}")
     try:
-        flags = faiss.IO_FLAG_READ_ONLY | faiss.IO_FLAG_ONDISK_SAME_DIR
-        return unwrap(faiss.read_index(str(path), flags), path)
-    except RuntimeError as error:
-        reason = str(error).split("Error: ")[-1]
-        raise DataError(f"{path} keeps its inverted lists in another file, which can't be read: {reason}") from error
+        index = faiss.read_index(str(path), _flags(faiss) | faiss.IO_FLAG_ONDISK_SAME_DIR)
+    except (RuntimeError, MemoryError) as error:
+        raise _unreadable(path, error) from error
+    return unwrap(index, path)
+
+
+def _check_lists(faiss: Any, path: Path, index: Any) -> None:
+    """Refuse inverted lists of a type whose layout isn't known that are in a file of their own."""
+    if _on_disk(faiss, index):
+        raise UnsupportedError(
+            f"{path} is an {type(index).__name__} with inverted lists in another file, which is read for common types "
+            "only: put the lists back into the index (replace_invlists)"
+        )
 
 
 def _on_disk(faiss: Any, index: Any) -> tuple[tuple[int, int], ...]:
-    """Return the memory map of inverted lists that are in a file of their own."""
-    while isinstance(index, faiss.IndexPreTransform):
-        index = faiss.downcast_index(index.index)
+    """Return the memory maps of inverted lists that are in a file of their own."""
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexRefine):
+        return _on_disk(faiss, index.base_index) + _on_disk(faiss, index.refine_index)
+    if isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
+        return _on_disk(faiss, index.index)
     if isinstance(index, faiss.IndexIVF):
         lists = faiss.downcast_InvertedLists(index.invlists)
         if isinstance(lists, faiss.OnDiskInvertedLists):
