@@ -29,6 +29,7 @@ ORDER = [
     ["heldout"],
     ["likeness", "crossfit", "verdict", "attribution", "mixing"],
     ["fitting", "tables", "ways"],
+    ["gains", "assessment"],
     ["report", "assessing"],
     ["baseline"],
     ["junit", "page"],

@@ -56,6 +56,10 @@ def test_a_gate_is_read():
         ("agreement@10>=35", "metrics lie between 0 and 1"),
         ("agreement@10>=0", "metrics lie between 0 and 1"),
         ("agreement@10>1", "metrics lie between 0 and 1"),
+        ("agreement@10@>=0.3", "can't read"),
+        ("agreement@10@10>=0.3", "10 documents are to be found among 10: name a larger size"),
+        ("ndcg@10@5000>=0.3", "only agreement and doc-agreement are foretold for a corpus of another size"),
+        ("worst-slice.agreement@10@5000>=0.3", "only agreement and doc-agreement are foretold"),
     ],
 )
 def test_what_is_no_gate_is_quoted_beside_an_example(text, complaint):
@@ -117,8 +121,68 @@ def test_too_few_queries_or_documents_are_inconclusive_and_counted():
     assert decide(gate, measured(1, 1, 1, queries=30)).passed
     small = decide(gate, measured(1, 1, 1, documents=499))
     assert small.outcome == "inconclusive"
-    assert "chance alone finds 0.020 there; at least 500 held-out documents are needed" in small.judgements[0].message
+    message = small.judgements[0].message
+    assert "chance alone finds 0.020 among 499; at least 500 held-out documents are needed" in message
     assert decide(gate, measured(1, 1, 1, documents=500)).passed
+
+
+def test_a_condition_may_name_a_size():
+    gate = Gate.parse("agreement@10@15000>=0.35 and doc-agreement@5 @ 15,000 > .2")
+    assert gate.conditions == (
+        Condition("agreement", 10, ">=", 0.35, 15_000),
+        Condition("doc-agreement", 5, ">", 0.2, 15_000),
+    )
+    assert str(gate) == "agreement@10@15000>=0.35 and doc-agreement@5@15000>0.2"
+    assert Gate.parse(str(gate)) == gate
+
+
+def foretold(acting: int | None = 9000, **at_9000) -> Evaluation:
+    """Agreement@10 measured among 900 documents, and foretold for ten and for a hundred times as many."""
+    cell = Cell("agreement", 10, 0.4, 0.37, 0.43, 900, 250)
+    more = replace(cell, value=0.2, low=0.15, high=0.25, documents=9000, among="documents", held_out=900)
+    most = replace(more, value=0.1, low=0.05, high=0.2, documents=90_000)
+    return Evaluation((Row(AS_INDEXED, (cell, replace(more, **at_9000), most)),), "cosine", 10, acting=acting)
+
+
+@pytest.mark.parametrize(
+    ("gate", "acting", "outcome", "message"),
+    [
+        ("agreement@10>=0.35", None, "pass", "agreement@10 is 0.400 [0.370, 0.430] among 900 held-out documents"),
+        (
+            "agreement@10>=0.35",
+            9000,
+            "fail",
+            "agreement@10@9000 is 0.200 [0.150, 0.250] extrapolated from 900 held-out documents, 250 queries: below",
+        ),
+        ("agreement@10@900>=0.35", 9000, "pass", "among 900 held-out documents"),
+        ("agreement@10>=0.14", 9000, "pass", "the lower end reaches 0.14"),
+        ("agreement@10>=0.16", 9000, "inconclusive", "more queries and more held-out documents narrow the interval"),
+        (
+            "agreement@10@90000>=0.15",
+            9000,
+            "fail",
+            "agreement@10@90000 is 0.100 [0.050, 0.200] extrapolated, unverified, from 900 held-out documents",
+        ),
+        (
+            "agreement@10@5000>=0.1",
+            9000,
+            "inconclusive",
+            "agreement@10@5000 can't be foretold: not measured with k = 10",
+        ),
+        ("agreement@10>=0.11", 9000, "inconclusive", "chance alone finds 0.011 among 900; at least 910 held-out"),
+    ],
+)
+def test_agreement_is_held_to_the_gate_at_the_size_of_the_index(gate, acting, outcome, message):
+    decision = decide(Gate.parse(gate), foretold(acting))
+    assert decision.outcome == outcome
+    assert message in decision.judgements[0].message
+
+
+def test_what_cannot_be_foretold_does_not_pass():
+    evaluation = foretold(value=None, low=None, high=None, reason="at least 1,000 are needed, not 900")
+    decision = decide(Gate.parse("agreement@10>=0.1"), evaluation)
+    assert decision.outcome == "inconclusive"
+    assert "agreement@10@9000 can't be foretold: at least 1,000 are needed, not 900" in decision.judgements[0].message
 
 
 def test_all_conditions_must_hold_and_a_fail_outweighs():

@@ -101,7 +101,7 @@ def test_everything_that_a_report_holds_is_on_the_page() -> None:
         "✓ agreement@10>=0.3",
         "✗ drop.agreement@10<=0.01 lang",
         "agreement@10 is 0.371 [0.351, 0.391] among 900 held-out documents, 250 queries: the lower end reaches 0.3",
-        "Measured among 900 held-out documents, with 250 queries.",
+        "Measured among 900 held-out documents, 250 queries.",
         "naive swap dimensions differ lang",
         "0.378 [0.358, 0.398]",
         "0.310 [0.290, 0.330] 72 % [70, 74]",

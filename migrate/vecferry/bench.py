@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Floats
+from vecferry.extrapolation import LEAST
 from vecferry.holdout import Holdout, Qrels
 from vecferry.hubness import hubness
-from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, PerQuery, Row, Slices
+from vecferry.measured import AS_INDEXED, RE_EMBEDDED, TRANSLATED, Cell, Curve, PerQuery, Row, Slices
 from vecferry.recall import Metric, Places, Truth, Values, identity_recall, label_recall, ndcg, without
+from vecferry.sizes import Foretold, Sizes
 from vecferry.slices import Slicing, documents_of, measure_slices
 
+FORETOLD = (TRANSLATED, AS_INDEXED)
+"""Ways of searching of which agreement at other sizes is foretold."""
 STAND_INS = 1000
 """Documents that stand in as queries; more of them narrow an interval that is narrow already."""
 
@@ -25,7 +29,9 @@ Find = Callable[[Floats, int], Places]
 class Bench:
     """Hold what all rows are compared with: true neighbours of the queries, and of documents standing in.
 
-    kept    the values behind the cells of the row "as indexed", by metric and k
+    sizes     at which sizes the rows of `FORETOLD` are foretold
+    kept      the values behind the cells of the row "as indexed", by metric and k
+    foretold  the curves behind its foretold cells, by row, metric and k
     """
 
     held: Holdout
@@ -35,18 +41,21 @@ class Bench:
     stand_ins: Places
     asked: Truth | None
     by_documents: Truth | None
+    sizes: Sizes
     kept: dict[tuple[str, int], Values] = field(default_factory=dict)
+    foretold: dict[tuple[str, str, int], Foretold] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int) -> Bench:
+    def of(cls, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int, sizes: Sizes | None = None) -> Bench:
         """Search the true vectors exactly, for as many as the largest k that there are documents for."""
         n = len(held.ids)
         chosen = np.random.default_rng(seed).permutation(n)[:STAND_INS]
         chosen.sort()
-        top = max((k for k in ks if k < n), default=0)
+        sizes = sizes or Sizes(n)
+        top = max([k for k in ks if k < n] + [sizes.depth])
         asked = Truth.of(held.queries, held.target, top, metric) if held.queries is not None and top else None
         by_documents = Truth.of_documents(chosen, held.target, top, metric) if top else None
-        return cls(held, metric, ks, seed, chosen, asked, by_documents)
+        return cls(held, metric, ks, seed, chosen, asked, by_documents, sizes)
 
     def row(
         self, name: str, way: Find | str, queries: Floats | None, documents: Floats, identities: Floats | None = None
@@ -82,6 +91,8 @@ class Bench:
             else:
                 cells.append(Cell("doc-agreement", k, reason=why))
             cells += self._labelled(name, k, found if why is None else None, why or unasked)
+        if name in FORETOLD:
+            cells += self._at_sizes(name, way, queries, documents[self.stand_ins], {c.name: c for c in cells})
         if identities is not None and not isinstance(way, str) and usable:
             nearest = tuple(sorted({1, *usable}))
             recalls = identity_recall(
@@ -110,6 +121,45 @@ class Bench:
             queries, documents = documents_of(len(self.asked.queries), self.held.qrels, self.asked.places[:, 0])
             asked = queries, names[documents]
         return measure_slices(slicing.column, asked, names[self.stand_ins], self.kept, len(names), seed=self.seed)
+
+    def _at_sizes(
+        self, name: str, way: Find | str, queries: Floats | None, documents: Floats, measured: Mapping[str, Cell]
+    ) -> Iterator[Cell]:
+        """Yield what is foretold of one way of searching, from a search that looks deeper than the measured one."""
+        top = self.sizes.depth
+        for metric, truth, asked in (
+            ("agreement", self.asked, queries),
+            ("doc-agreement", self.by_documents, documents),
+        ):
+            found: Places | None = None
+            for k in self.ks:
+                own, n = measured[f"{metric}@{k}"], len(self.held.ids)
+                reason = own.reason
+                if reason is None and n < LEAST * max(k, 10):
+                    reason = f"at least {LEAST * max(k, 10):,} held-out documents are needed, not {n:,}"
+                if reason is None and own.queries < 2:
+                    reason = f"at least 2 {own.asked} are needed, not {own.queries}"
+                if reason is not None or not self.sizes.at(k):
+                    yield from self.sizes.cells(metric, k, reason or "")
+                    continue
+                assert not isinstance(way, str)
+                assert truth is not None
+                assert asked is not None
+                if found is None and metric == "agreement":
+                    found = way(asked, top)
+                elif found is None:
+                    found = without(way(asked, top + 1), self.stand_ins)
+                told = Foretold.of(truth, found, own, self.seed)
+                self.foretold[name, metric, k] = told
+                yield from (told.at(size) for size in self.sizes.at(k))
+
+    def size_curves(self, k: int) -> tuple[Curve, ...]:
+        """Return how agreement goes with size: as indexed or else as translated, with queries or else documents."""
+        for row in (AS_INDEXED, TRANSLATED):
+            for metric in ("agreement", "doc-agreement"):
+                if (told := self.foretold.get((row, metric, k))) is not None:
+                    return (told.against_documents(self.sizes.count or 0),)
+        return ()
 
     def _cell(self, row: str, metric: str, k: int, values: Values, over: Values | None = None) -> Cell:
         if row == AS_INDEXED and over is None:

@@ -32,6 +32,7 @@ from vecferry.recall import (
     rerank,
     topk,
 )
+from vecferry.sizes import Sizes
 from vecferry.slices import Slicing
 from vecferry.store import Reader, find
 
@@ -55,6 +56,7 @@ def evaluate(
     """Measure the rows of every report on the same held-out documents and queries.
 
     `staged` is searched among the held-out ids for the row "as indexed", and at full size for index overlap.
+    Agreement at its size, and at sizes that a gate names, is foretold (see `extrapolation`).
     Measured are `k` and whatever k a gate names; with `slicing` each slice by itself too. Documents that are not in
     `staged` (skipped rows) are left out of every row, and counted in a note. What can't be measured says why.
     Raises IncompatibleError when hold-out, map and store differ in dimensions, or the map carries queries.
@@ -66,7 +68,8 @@ def evaluate(
     held, absent = present(holdout, staged, notes)
     indexed = absent or (index_way(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
     translated = m.apply(held.source)
-    bench = Bench.of(held, metric, ks, seed)
+    sizes = Sizes.of(len(held.ids), None if staged is None else staged.info.count, k, gate)
+    bench = Bench.of(held, metric, ks, seed, sizes)
     rows = [
         bench.row(STATUS_QUO, exactly(held.source, metric), held.source_queries, held.source),
         bench.row(NAIVE_SWAP, _swap(held, metric), held.queries, held.target, identities=held.source),
@@ -88,7 +91,9 @@ def evaluate(
     slices = None if slicing is None else bench.slices(slicing)
     digest = IdDigest()
     digest.update(held.ids)
-    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query, f"{digest.unordered:016x}", sweep)
+    held_out = f"{digest.unordered:016x}"
+    curves = bench.size_curves(k)
+    return Evaluation(tuple(rows), metric, k, tuple(notes), slices, per_query, held_out, sweep, sizes.acting, curves)
 
 
 def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:

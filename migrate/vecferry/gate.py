@@ -1,4 +1,4 @@
-"""The pass/fail rule: the lower end of an interval, as indexed, at the size measured."""
+"""The pass/fail rule: the lower end of an interval, as indexed, at the size of the index or one that is named."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from vecferry.measured import AS_INDEXED, Cell, Evaluation
 SLICED = ("agreement", "doc-agreement", "recall", "ndcg")
 WORST = "worst-slice."
 METRICS = (*SLICED, "retention.recall", "retention.ndcg", "index-overlap", *(WORST + m for m in SLICED))
+SIZED = ("agreement", "doc-agreement")
+"""What can be foretold for a corpus of another size, and is held to the gate at the index's own."""
 EXAMPLE = '--gate "agreement@10>=0.35 and ndcg@10>=0.2"'
 
 MIN_QUERIES = 30
@@ -20,20 +22,24 @@ MIN_QUERIES = 30
 CHANCE = 0.1
 """The share of a threshold that chance, k of n documents, may reach; more, and passing would prove little."""
 
-_CONDITION = re.compile(r"\s*([a-z.-]+)\s*@\s*([0-9]+)\s*(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE)
+_CONDITION = re.compile(
+    r"\s*([a-z.-]+)\s*@\s*([0-9]+)\s*(?:@\s*([0-9][0-9_,]*)\s*)?(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Hold one condition of a gate, such as agreement@10>=0.35."""
+    """Hold one condition of a gate, such as agreement@10>=0.35, or agreement@10@15000>=0.35 among 15,000 documents."""
 
     metric: str
     k: int
     operator: Literal[">=", ">"]
     threshold: float
+    size: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.metric}@{self.k}{self.operator}{self.threshold:g}"
+        size = "" if self.size is None else f"@{self.size}"
+        return f"{self.metric}@{self.k}{size}{self.operator}{self.threshold:g}"
 
     def holds(self, value: float) -> bool:
         """Say whether a number reaches the threshold."""
@@ -129,7 +135,8 @@ def _condition(part: str, text: str) -> Condition:
     match = _CONDITION.fullmatch(part)
     if match is None:
         raise UsageError(f"can't read {part.strip()!r} in the gate {text!r}: write METRIC@K>=VALUE, as in {EXAMPLE}")
-    metric, k, operator, value = match[1].lower(), int(match[2]), match[3], float(match[4])
+    metric, k, operator, value = match[1].lower(), int(match[2]), match[4], float(match[5])
+    size = None if match[3] is None else int(re.sub("[_,]", "", match[3]))
     if metric in ("identity", "identity-recall"):
         raise UsageError(
             f"{part.strip()!r}: identity recall saturates near 1 for maps whose searches agree by a third, so it can't "
@@ -153,13 +160,25 @@ def _condition(part: str, text: str) -> Condition:
             f"{part.strip()!r}: metrics lie between 0 and 1, and a threshold that nothing or everything "
             f"passes is no gate, as in {EXAMPLE}"
         )
-    return Condition(metric, k, ">" if operator == ">" else ">=", value)
+    if size is not None and metric not in SIZED:
+        raise UsageError(
+            f"{part.strip()!r}: only {' and '.join(SIZED)} are foretold for a corpus of another size; {metric} is "
+            f"judged as it was measured, as in {EXAMPLE}"
+        )
+    if size is not None and size <= k:
+        raise UsageError(
+            f"{part.strip()!r}: {k} documents are to be found among {size}: name a larger size, as in {EXAMPLE}"
+        )
+    return Condition(metric, k, ">" if operator == ">" else ">=", value, size)
 
 
 def _judge(condition: Condition, evaluation: Evaluation) -> Judgement:
     if condition.metric.startswith(WORST):
         return _judge_worst(condition, evaluation)
     cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k)
+    size = (condition.size or evaluation.acting) if condition.metric in SIZED else None
+    if cell is not None and cell.value is not None and size not in (None, cell.documents):
+        cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k, size)
     if cell is None or cell.value is None:
         return Judgement(str(condition), "inconclusive", _unmeasured(condition, evaluation, cell))
     return _judge_cell(condition, cell)
@@ -172,19 +191,24 @@ def _judge_cell(condition: Condition, cell: Cell) -> Judgement:
     assert cell.value is not None
     assert cell.low is not None
     k, threshold = condition.k, condition.threshold
-    size = f"among {cell.documents:,} {cell.among}, {cell.queries:,} {cell.asked}"
-    measured = f"{cell.name} is {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] {size}"
+    measured = f"{cell.name} is {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] {cell.basis}"
     if cell.queries < MIN_QUERIES:
         return judgement("inconclusive", f"{measured}: at least {MIN_QUERIES} {cell.asked} are needed")
     needed = math.ceil(k / (CHANCE * threshold) - 1e-9)
-    if cell.documents < needed:
-        chance = f"chance alone finds {k / cell.documents:.3f} there"
-        return judgement("inconclusive", f"{measured}: {chance}; at least {needed:,} {cell.among} are needed")
+    searched = cell.documents if cell.held_out is None else min(cell.documents, cell.held_out)
+    if searched < needed:
+        among = cell.among if cell.held_out is None else "held-out documents"
+        chance = f"chance alone finds {k / searched:.3f} among {searched:,}"
+        return judgement("inconclusive", f"{measured}: {chance}; at least {needed:,} {among} are needed")
     if condition.holds(cell.low):
         return judgement("pass", f"{measured}: the lower end reaches {threshold:g}")
     if not condition.holds(cell.value):
         return judgement("fail", f"{measured}: below {threshold:g}")
-    more = more_queries(cell.queries, cell.value, cell.low, threshold)
+    more = (
+        "more queries and more held-out documents narrow the interval"
+        if cell.size is not None
+        else more_queries(cell.queries, cell.value, cell.low, threshold)
+    )
     return judgement("inconclusive", f"{measured}: the lower end is below {threshold:g}; {more}")
 
 
@@ -221,7 +245,10 @@ def more_queries(queries: int, value: float, low: float, threshold: float) -> st
 
 def _unmeasured(condition: Condition, evaluation: Evaluation, cell: Cell | None) -> str:
     reason = cell.reason if cell is not None and cell.reason else f"not measured with k = {condition.k}"
-    message = f"{condition.metric}@{condition.k} can't be measured: {reason}"
+    name, verb = f"{condition.metric}@{condition.k}", "measured"
+    if (cell is not None and cell.size is not None) or condition.size is not None:
+        name, verb = f"{name}@{condition.size or evaluation.acting}", "foretold"
+    message = f"{name} can't be {verb}: {reason}"
     instead = evaluation.cell(AS_INDEXED, "doc-agreement", condition.k)
     if condition.metric == "agreement" and instead is not None and instead.value is not None:
         message += (

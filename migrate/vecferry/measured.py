@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Floats, id_keys
+from vecferry.extrapolation import VERIFIED
 from vecferry.recall import Metric, Values, interval
 
 STATUS_QUO, NAIVE_SWAP, TRANSLATED = "status quo", "naive swap", "translated"
@@ -23,8 +24,9 @@ class Cell:
     metric     agreement, doc-agreement, identity, recall, ndcg, retention.recall, retention.ndcg, index-overlap,
                true-share and doc-true-share (how much of what is found are true vectors put into the index),
                hub-skew and never-found (see `hubness`; without intervals)
-    documents  among how many documents it was measured, and with how many `queries`
+    documents  among how many documents it was measured, or is foretold for, and with how many `queries`
     among      what the documents are: "held-out documents", or "documents" at full size
+    held_out   from how many held-out documents it is foretold; None where it was measured
     """
 
     metric: str
@@ -36,11 +38,33 @@ class Cell:
     queries: int = 0
     among: str = "held-out documents"
     reason: str | None = None
+    held_out: int | None = None
 
     @property
     def name(self) -> str:
         """The metric as a gate names it."""
-        return f"{self.metric}@{self.k}"
+        return f"{self.metric}@{self.k}" if self.size is None else f"{self.metric}@{self.k}@{self.size}"
+
+    @property
+    def size(self) -> int | None:
+        """The number of documents that it is foretold for; None where it was measured."""
+        return None if self.held_out is None else self.documents
+
+    @property
+    def verified(self) -> bool:
+        """Whether it was measured, or foretold no farther than `VERIFIED` times the hold-out."""
+        return self.held_out is None or self.documents <= VERIFIED * self.held_out
+
+    @property
+    def basis(self) -> str:
+        """What it was measured with, or is foretold from, in words."""
+        asked = f"{self.queries:,} {self.asked}"
+        if self.held_out is None:
+            return f"among {self.documents:,} {self.among}, {asked}"
+        if self.documents < self.held_out:
+            return f"in parts of {self.held_out:,} held-out documents, {asked}"
+        how = "extrapolated" if self.verified else "extrapolated, unverified,"
+        return f"{how} from {self.held_out:,} held-out documents, {asked}"
 
     @property
     def asked(self) -> str:
@@ -78,9 +102,9 @@ class Row:
     name: str
     cells: tuple[Cell, ...]
 
-    def cell(self, metric: str, k: int) -> Cell | None:
-        """Return the cell of a metric, None where it makes no sense for this way of searching."""
-        return next((c for c in self.cells if (c.metric, c.k) == (metric, k)), None)
+    def cell(self, metric: str, k: int, size: int | None = None) -> Cell | None:
+        """Return what was measured, or foretold for a `size`; None where it makes no sense for this way."""
+        return next((c for c in self.cells if (c.metric, c.k, c.size) == (metric, k, size)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +207,8 @@ class Evaluation:
 
     held_out  a hash of the held-out ids, in any order; None at full size
     sweep     index overlap, and its cost, against the index's search parameters, where more of them would help
+    acting    the size at which a gate holds agreement that names none; None where that is what was measured
+    sizes     how agreement goes with the number of documents
     """
 
     rows: tuple[Row, ...]
@@ -193,10 +219,12 @@ class Evaluation:
     per_query: tuple[PerQuery, ...] = ()
     held_out: str | None = None
     sweep: tuple[Curve, ...] = ()
+    acting: int | None = None
+    sizes: tuple[Curve, ...] = ()
 
-    def cell(self, row: str, metric: str, k: int) -> Cell | None:
+    def cell(self, row: str, metric: str, k: int, size: int | None = None) -> Cell | None:
         """Return one cell; rows are found by the beginning of their names."""
-        return next((r.cell(metric, k) for r in self.rows if r.name.startswith(row)), None)
+        return next((r.cell(metric, k, size) for r in self.rows if r.name.startswith(row)), None)
 
     def joined(self, rows: tuple[Row, ...]) -> Evaluation:
         """Return the evaluation with more cells in its rows of the same names."""
@@ -216,6 +244,8 @@ class Evaluation:
             tuple(PerQuery(**p) for p in value.get("per_query", ())),
             value.get("held_out"),
             tuple(Curve.from_json(c) for c in value.get("sweep", ())),
+            value.get("acting"),
+            tuple(Curve.from_json(c) for c in value.get("sizes", ())),
         )
 
 

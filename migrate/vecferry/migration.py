@@ -103,7 +103,6 @@ def migrate(
         if not reader.info.count:
             raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
         holdout = _holdout(m, required=wanted is not None)
-        check_gate(wanted, holdout)
         slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
         if exact is not None:
@@ -112,6 +111,8 @@ def migrate(
         if encoded is not None:
             with opened(encoded) as store:
                 true = TrueRows.read(store, reader, holdout, card, seed, BadRows(bad_rows == "skip"))
+        measured_on = holdout if true is None or holdout is None else holdout.take(true.held_in.measured)
+        check_gate(wanted, measured_on, reader.info.count)
         measure = Measure(reader, m, holdout, wanted, slicing, exact, true, seed)
         keep = "drop" if drop_payload else "keep" if payload is None else "aside"
         rules = {"bad_rows": bad_rows, "duplicates": duplicate_ids, "payload": keep}

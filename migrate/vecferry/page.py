@@ -10,10 +10,10 @@ from typing import Any
 
 import vecferry
 from vecferry.errors import MissingDependencyError, UsageError
-from vecferry.gate import WORST, Gate
+from vecferry.gate import SIZED, WORST, Gate
 from vecferry.measured import AS_INDEXED, Cell, Curve, Evaluation, Point, Row
 from vecferry.report import Report
-from vecferry.tables import SECTIONS, write_fact
+from vecferry.tables import SECTIONS, sections, write_fact
 
 MEANING = {
     "agreement": "The share of the first {k} documents that true re-embedding finds, too; queries are real ones.",
@@ -113,45 +113,48 @@ def page(report: Report) -> str:
     return text
 
 
-def _thresholds(report: Report) -> dict[tuple[str, int], float]:
-    """Return what the gate asks of the row "as indexed", and of each slice of it."""
-    found = {}
+def _thresholds(report: Report) -> dict[tuple[str, int, int | None], float]:
+    """Return what the gate asks of the row "as indexed", and of each slice of it, by metric, k and size."""
+    found: dict[tuple[str, int, int | None], float] = {}
+    acting = None if report.evaluation is None else report.evaluation.acting
     for judgement in report.decision.judgements if report.decision is not None else ():
         try:
             (condition,) = Gate.parse(judgement.condition).conditions
         except UsageError:  # a condition on the change since a baseline
             continue
-        found[condition.metric, condition.k] = condition.threshold
+        size = (condition.size or acting) if condition.metric in SIZED else None
+        found[condition.metric, condition.k, size] = condition.threshold
     return found
 
 
-def _sections(evaluation: Evaluation, thresholds: dict[tuple[str, int], float]) -> Iterable[Section]:
-    ks = sorted({cell.k for row in evaluation.rows for cell in row.cells})
-    for metric in SECTIONS:
-        for k in ks:
-            section = _section(metric, k, evaluation.rows, {AS_INDEXED: thresholds.get((metric, k))})
-            if section is not None:
-                yield section
-
-
-def _slice_sections(evaluation: Evaluation, thresholds: dict[tuple[str, int], float]) -> Iterable[Section]:
-    rows = evaluation.slices.rows if evaluation.slices is not None else ()
-    for metric in SECTIONS:
-        asked = thresholds.get((WORST + metric, evaluation.k))
-        section = _section(metric, evaluation.k, rows, dict.fromkeys((row.name for row in rows), asked))
+def _sections(evaluation: Evaluation, thresholds: dict[tuple[str, int, int | None], float]) -> Iterable[Section]:
+    for key in sections(evaluation):
+        section = _section(*key, evaluation.rows, {AS_INDEXED: thresholds.get(key)})
         if section is not None:
             yield section
 
 
-def _section(metric: str, k: int, rows: tuple[Row, ...], asked: dict[str, float | None]) -> Section | None:
-    cells = [(row, cell) for row in rows if (cell := row.cell(metric, k)) is not None]
+def _slice_sections(evaluation: Evaluation, thresholds: dict[tuple[str, int, int | None], float]) -> Iterable[Section]:
+    rows = evaluation.slices.rows if evaluation.slices is not None else ()
+    for metric in SECTIONS:
+        asked = thresholds.get((WORST + metric, evaluation.k, None))
+        section = _section(metric, evaluation.k, None, rows, dict.fromkeys((row.name for row in rows), asked))
+        if section is not None:
+            yield section
+
+
+def _section(
+    metric: str, k: int, size: int | None, rows: tuple[Row, ...], asked: dict[str, float | None]
+) -> Section | None:
+    cells = [(row, cell) for row in rows if (cell := row.cell(metric, k, size)) is not None]
     known = [cell for _, cell in cells if cell.value is not None]
     if not known:
         return None
     most = max([cell.high or cell.value or 0.0 for cell in known] + [a or 0.0 for a in asked.values()])
     scale = next(top for top in (0.2, 0.4, 0.6, 0.8, 1.0) if most <= top + 1e-9)
     lines = tuple(
-        Line(row.name, cell, row.cell(f"retention.{metric}", k), asked.get(row.name), scale) for row, cell in cells
+        Line(row.name, cell, None if size else row.cell(f"retention.{metric}", k), asked.get(row.name), scale)
+        for row, cell in cells
     )
     return Section(known[0].name, MEANING[metric].format(k=k), known[0], lines)
 

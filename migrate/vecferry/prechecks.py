@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from vecferry.batch import Floats
 from vecferry.errors import IncompatibleError, UnsupportedError, UsageError
-from vecferry.gate import WORST, Gate
+from vecferry.extrapolation import LEAST
+from vecferry.gate import SIZED, WORST, Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
 from vecferry.mapfile import HOLDOUT
@@ -201,10 +202,19 @@ def _same_head(one: Reader, other: Reader) -> bool:
     return heads[0] is None or heads[1] is None or np.array_equal(heads[0].vectors, heads[1].vectors)
 
 
-def check_gate(gate: Gate | None, holdout: Holdout | None) -> None:
-    """Refuse conditions that the hold-out can't decide, whatever the index will be like."""
+def check_gate(gate: Gate | None, holdout: Holdout | None, count: int | None) -> None:
+    """Refuse conditions that the hold-out can't decide, whatever the index of `count` documents will be like."""
     if gate is None or holdout is None:
         return
+    held_out = len(holdout.ids)
+    for condition in gate.conditions:
+        least = LEAST * max(condition.k, 10)
+        elsewhere = (condition.size or count) not in (None, held_out)
+        if condition.metric in SIZED and elsewhere and held_out < least:
+            raise UsageError(
+                f"{condition} can't be decided for {condition.size or count:,} documents: that needs at least "
+                f"{least:,} held-out ones, and the map's hold-out has {held_out:,}; fit it again with more"
+            )
     for metric in sorted(gate.metrics):
         if holdout.qrels is None and metric.endswith(("recall", "ndcg")):
             raise UsageError(f"{metric} can't be gated: the map's hold-out has no labels; fit it again with --qrels")

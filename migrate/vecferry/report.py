@@ -67,8 +67,9 @@ class Report:
 
     @property
     def all_curves(self) -> tuple[Curve, ...]:
-        """The curves, and those of the index's search parameters."""
-        return self.curves + (() if self.evaluation is None else self.evaluation.sweep)
+        """The curves, those over the number of documents, and those of the index's search parameters."""
+        measured = self.evaluation
+        return self.curves + (() if measured is None else measured.sizes + measured.sweep)
 
     def next_step(self) -> str:
         """Return what to do next, in a line."""

@@ -42,25 +42,22 @@ def write_tables(evaluation: Evaluation) -> Iterator[str]:
     width = max(len(row.name) for row in evaluation.rows)
     reasons: dict[str, int] = {}
     missing: dict[str, list[str]] = {}
-    ks = sorted({cell.k for row in evaluation.rows for cell in row.cells})
-    for metric in SECTIONS:
-        for k in ks:
-            cells = [(row, cell) for row in evaluation.rows if (cell := row.cell(metric, k)) is not None]
-            first = next((cell for _, cell in cells if cell.value is not None), None)
-            if first is None:
-                for cell in {cell.name: cell for _, cell in cells}.values():
-                    missing.setdefault(cell.reason or "", []).append(cell.name)
+    for metric, k, size in sections(evaluation):
+        cells = [(row, cell) for row in evaluation.rows if (cell := row.cell(metric, k, size)) is not None]
+        first = next((cell for _, cell in cells if cell.value is not None), None)
+        if first is None:
+            for cell in {cell.name: cell for _, cell in cells}.values():
+                missing.setdefault(cell.reason or "", []).append(cell.name)
+            continue
+        yield f"{first.name} {first.basis}; 95 % interval"
+        for row, cell in cells:
+            if cell.value is None:
+                number = reasons.setdefault(cell.reason or "", len(reasons) + 1)
+                yield f"  {row.name:{width}}      -  ({number})"
                 continue
-            size = f"{first.documents:,} {first.among}, {first.queries:,} {first.asked}"
-            yield f"{first.name} among {size}; 95 % interval"
-            for row, cell in cells:
-                if cell.value is None:
-                    number = reasons.setdefault(cell.reason or "", len(reasons) + 1)
-                    yield f"  {row.name:{width}}      -  ({number})"
-                    continue
-                retained = row.cell(f"retention.{metric}", k)
-                yield f"  {row.name:{width}}  {_number(cell)}{_percent(retained)}".rstrip()
-            yield ""
+            retained = row.cell(f"retention.{metric}", k) if size is None else None
+            yield f"  {row.name:{width}}  {_number(cell)}{_percent(retained)}".rstrip()
+        yield ""
     yield from _hubness(evaluation)
     if evaluation.slices is not None:
         yield from _slices(evaluation.slices, evaluation.k)
@@ -70,6 +67,13 @@ def write_tables(evaluation: Evaluation) -> Iterator[str]:
     if (identity := evaluation.cell(TRANSLATED, "identity", evaluation.k)) is not None and identity.value is not None:
         yield f"identity recall@{identity.k} is {_number(identity)}; it saturates near 1 and proves little"
     yield from (f"note: {note}" for note in evaluation.notes)
+
+
+def sections(evaluation: Evaluation) -> list[tuple[str, int, int | None]]:
+    """Return metric, k and size of every table: what was measured first, then what is foretold by rising size."""
+    cells = [cell for row in evaluation.rows for cell in row.cells if cell.metric in SECTIONS]
+    found = {(cell.metric, cell.k, cell.size) for cell in cells}
+    return sorted(found, key=lambda key: (SECTIONS.index(key[0]), key[1], key[2] or 0))
 
 
 def _hubness(evaluation: Evaluation) -> Iterator[str]:

@@ -1,0 +1,193 @@
+"""Agreement foretold in an evaluation: against searching the whole index, and what a gate and a report make of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from vecferry.errors import UsageError
+from vecferry.evaluate import evaluate
+from vecferry.gate import Gate, decide
+from vecferry.holdout import Holdout
+from vecferry.linear import Card, LinearMap, Side
+from vecferry.measured import Cell, Evaluation
+from vecferry.prechecks import check_gate
+from vecferry.report import Report
+from vecferry.sizes import Sizes
+
+N, HELD, QUERIES, D = 6000, 1000, 400, 16
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
+
+
+class World:
+    """An index of N translated documents, of which HELD are held out, and their true vectors."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(4)
+        self.true = unit(rng.standard_normal((N, D)))
+        self.translated = unit(self.true + 0.15 * rng.standard_normal((N, D)))
+        self.queries = unit(rng.standard_normal((QUERIES, D)))
+        self.held_rows = np.sort(rng.permutation(N)[:HELD])
+        self.ids = pa.array(np.arange(N))
+        names = pa.array([f"q{i}" for i in range(QUERIES)])
+        rows = self.held_rows
+        self.held = Holdout(self.ids.take(pa.array(rows)), self.translated[rows], self.true[rows], names, self.queries)
+        self.m = LinearMap(np.eye(D), post="l2", card=Card(Side(D), Side(D), "by hand"))
+
+    def truth(self, queries: np.ndarray, own: np.ndarray | None = None, k: int = 10) -> float:
+        """Agreement among all N documents, by sets."""
+        found = []
+        for documents in (self.true, self.translated):
+            scores = queries @ documents.T
+            if own is not None:
+                scores[np.arange(len(own)), own] = -np.inf
+            found.append(np.argsort(-scores, axis=1)[:, :k])
+        return float(np.mean([len(set(a) & set(b)) / k for a, b in zip(*map(np.ndarray.tolist, found), strict=True)]))
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def evaluation(world: World, rows: Any) -> Evaluation:
+    return evaluate(world.held, world.m, staged=rows(world.ids, world.translated))
+
+
+def cell(evaluation: Evaluation, row: str, metric: str, size: int | None = None) -> Cell:
+    found = evaluation.cell(row, metric, 10, size)
+    assert found is not None
+    assert found.value is not None, found.reason
+    return found
+
+
+@pytest.mark.parametrize("metric", ["agreement", "doc-agreement"])
+def test_the_whole_index_is_foretold(world: World, evaluation: Evaluation, metric: str) -> None:
+    own = None if metric == "agreement" else world.held_rows
+    truth = world.truth(world.queries if own is None else world.true[own], own)
+    for row in ("translated", "as indexed"):
+        told, measured = cell(evaluation, row, metric, N), cell(evaluation, row, metric)
+        assert told.low <= truth <= told.high
+        assert abs(told.value - truth) < (measured.value - truth) / 3  # what the hold-out flatters by
+        assert (told.documents, told.held_out, told.queries) == (N, HELD, measured.queries)
+        assert (told.name, told.verified) == (f"{metric}@10@{N}", True)
+
+
+def test_what_is_measured_stays_as_it_is(world: World, evaluation: Evaluation, rows: Any) -> None:
+    part = np.flatnonzero(np.isin(np.arange(N), world.held_rows))
+    alone = evaluate(world.held, world.m, staged=rows(world.ids.take(pa.array(part)), world.translated[part]))
+    assert (alone.acting, alone.sizes) == (None, ())
+    for row in alone.rows:
+        for one in row.cells:
+            assert evaluation.cell(row.name, one.metric, one.k) == one
+            assert one.size is None
+    assert evaluation.acting == N
+
+
+def test_a_gate_acts_at_the_size_of_the_index(world: World, evaluation: Evaluation, rows: Any) -> None:
+    truth, measured = world.truth(world.queries), cell(evaluation, "as indexed", "agreement")
+    between = f"agreement@10>={(truth + measured.low) / 2:.3f}"
+    assert measured.low > truth + 0.05
+    decision = decide(Gate.parse(between), evaluation)
+    assert decision.outcome == "fail"
+    assert f"agreement@10@{N} is" in decision.judgements[0].message
+    assert decide(Gate.parse(between.replace("@10>", f"@10@{HELD}>")), evaluation).passed
+
+
+def test_a_gate_may_name_any_size(world: World, rows: Any) -> None:
+    staged = rows(world.ids, world.translated)
+    gate = Gate.parse("agreement@10@500>=0.2 and agreement@5@100000>=0.05 and doc-agreement@10@3000>=0.1")
+    evaluation = evaluate(world.held, world.m, staged=staged, gate=gate)
+    values = [cell(evaluation, "as indexed", "agreement", size).value for size in (500, None, N)]
+    assert values == sorted(values, reverse=True)
+    far = evaluation.cell("as indexed", "agreement", 5, 100_000)
+    assert far is not None
+    assert not far.verified
+    decision = decide(gate, evaluation)
+    assert [j.outcome for j in decision.judgements] == ["pass"] * 3
+    assert "unverified, from 1,000 held-out documents" in decision.judgements[1].message
+
+
+@pytest.mark.parametrize(
+    ("count", "acting", "wanted"),
+    [
+        (None, None, set()),
+        (HELD, None, set()),
+        (8 * HELD, 8 * HELD, {(10, 8 * HELD)}),
+        (16 * HELD, 16 * HELD, {(10, 16 * HELD)}),
+        (20 * HELD, 16 * HELD, {(10, 16 * HELD), (10, 20 * HELD)}),
+    ],
+)
+def test_a_gate_without_a_size_acts_no_farther_than_is_verified(count, acting, wanted):
+    sizes = Sizes.of(HELD, count, 10, None)
+    assert (sizes.acting, sizes.wanted) == (acting, wanted)
+    gate = Gate.parse("agreement@5>=0.3 and ndcg@3>=0.2 and agreement@7@300>=0.1")
+    more = {(5, acting), (7, 300)} if acting else {(7, 300)}
+    assert Sizes.of(HELD, count, 10, gate).wanted == wanted | more
+
+
+def test_a_search_that_finds_more_when_it_looks_deeper_is_not_flattered(world: World, rows: Any) -> None:
+    """A search for k places misses every fourth of them; one for more places misses nothing."""
+
+    class Hasty(rows):  # type: ignore[misc]
+        def search(self, queries: Any, k: int, among: Any = None) -> Any:
+            vectors = self.rows.vectors if among is None else self.take(among).vectors
+            scores = queries @ vectors.T
+            order = np.argsort(-scores, axis=1, kind="stable")
+            if k <= 11:
+                order = np.delete(order, np.s_[:16:4], axis=1)
+            order = order[:, :k]
+            return order, np.take_along_axis(scores, order, axis=1)
+
+    plain = evaluate(world.held, world.m, staged=rows(world.ids, world.translated))
+    hasty = evaluate(world.held, world.m, staged=Hasty(world.ids, world.translated))
+    measured = [cell(e, "as indexed", "agreement").value for e in (plain, hasty)]
+    told = [cell(e, "as indexed", "agreement", N).value for e in (plain, hasty)]
+    assert measured[1] < 0.9 * measured[0]
+    assert told[1] / told[0] == pytest.approx(measured[1] / measured[0])
+
+
+def test_too_small_a_hold_out_says_so_and_is_refused_before_any_work(world: World, rows: Any) -> None:
+    few = world.held.take(np.arange(150))
+    gate = Gate.parse("agreement@10>=0.9")
+    evaluation = evaluate(few, world.m, staged=rows(world.ids, world.translated), gate=gate)
+    told = evaluation.cell("as indexed", "agreement", 10, 16 * 150)
+    assert told is not None
+    assert told.reason == "at least 200 held-out documents are needed, not 150"
+    assert decide(gate, evaluation).outcome == "inconclusive"
+    with pytest.raises(UsageError, match=r"for 6,000 documents: .* at least 200 held-out ones.* hold-out has 150"):
+        check_gate(gate, few, N)
+    check_gate(gate, few, 150)
+    check_gate(gate, world.held, N)
+    with pytest.raises(UsageError, match=r"agreement@10@9000>=0.9 can't be decided for 9,000 documents"):
+        check_gate(Gate.parse("agreement@10@9000>=0.9"), few, 150)
+
+
+def test_the_curve_leads_from_parts_of_the_hold_out_to_the_index(world: World, evaluation: Evaluation) -> None:
+    (curve,) = evaluation.sizes
+    assert (curve.metric, curve.against) == ("agreement@10", "documents")
+    assert [p.x for p in curve.points] == [250, 500, 1000, 2000, 4000, N]
+    assert [p.predicted for p in curve.points] == [False] * 3 + [True] * 3
+    assert curve.points[2].value == cell(evaluation, "as indexed", "agreement").value
+    assert curve.points[-1].value == cell(evaluation, "as indexed", "agreement", N).value
+    values = [p.value for p in curve.points]
+    assert values == sorted(values, reverse=True)
+
+
+def test_the_report_shows_both_numbers(evaluation: Evaluation) -> None:
+    report = Report({"destination": "faiss:new"}, evaluation)
+    table = report.table()
+    assert "agreement@10 among 1,000 held-out documents, 400 queries; 95 % interval" in table
+    assert "agreement@10@6000 extrapolated from 1,000 held-out documents, 400 queries; 95 % interval" in table
+    told = cell(evaluation, "as indexed", "agreement", N)
+    assert f"{told.value:.3f}  [{told.low:.3f}, {told.high:.3f}]" in table
+    assert "agreement@10 against documents" in table
+    assert Evaluation.from_json(report.to_json()["evaluation"]) == replace(evaluation)
