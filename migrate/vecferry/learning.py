@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from vecferry.linear import LinearMap
 from vecferry.measured import Curve, Point
-from vecferry.recall import RESAMPLES, Values
+from vecferry.recall import RESAMPLES, Values, interval_ends
 
 PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 LEAST = 100
@@ -30,7 +30,7 @@ def learning_curve(
     fewer than three parts are large enough to tell a curve from a line.
 
     Learning curves follow power laws (Hestness et al. 2017), so the prediction is that of `a - b n^-c`. Its interval is
-    a 95 % percentile bootstrap over queries; it doesn't know which pairs would come.
+    a 95 % bootstrap over queries, as in `recall.interval`; it doesn't know which pairs would come.
     """
     sizes = [n for part in PARTS if (n := round(part * pairs)) >= LEAST]
     if len(sizes) < 3:
@@ -41,7 +41,8 @@ def learning_curve(
     means = np.concatenate([values.mean(axis=1, keepdims=True), values[:, drawn].mean(axis=2)], axis=1)
     doubled = foretell(np.array(sizes, np.float64), means, 2.0 * pairs).clip(0, 1)
     columns = np.concatenate([means, doubled[None]]).round(4)
-    lows, highs = np.quantile(columns[:, 1:], [0.025, 0.975], axis=1).round(4)
+    ends = interval_ends(values[-1] - values[-1].mean())
+    lows, highs = np.quantile(columns[:, 1:], ends, axis=1).round(4)
     points = [
         Point(float(n), float(value), float(low), float(high), predicted=n > pairs)
         for n, value, low, high in zip([*sizes, 2 * pairs], columns[:, 0], lows, highs, strict=True)
