@@ -1,4 +1,4 @@
-"""The recipe of docs/ci.md, run as the plain script that it is, on what the demo leaves."""
+"""The commands of the README and the recipe of docs/ci.md, run as they stand on what the demo leaves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from vecferry.demo import NEW, demo, write_store
+from vecferry import Report
+from vecferry.cli import cli
+from vecferry.demo import NEW, write_store
 from vecferry.store import open_reader
 
 ROOT = Path(__file__).parents[1]
@@ -28,8 +31,23 @@ STEPS = {step["name"]: step for step in JOB["steps"] if "run" in step}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ci") / "demo"
-    demo(out)
+    done = CliRunner().invoke(cli, ["demo", "--out", str(out), "--json"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout == (out / "report.json").read_text(encoding="utf-8")
+    (out / "said.txt").write_text(done.stderr, encoding="utf-8")
     return out
+
+
+def test_the_demo_says_the_verdict_and_its_meaning_before_the_tables(folder: Path) -> None:
+    said = " ".join((folder / "said.txt").read_text(encoding="utf-8").split())
+    report = Report.load(folder / "report.json")
+    assert report.evaluation is not None
+    ways = ("as indexed", "status quo", "naive swap")
+    cells = [report.evaluation.cell(row, "agreement", 10) for row in ways]
+    assert re.search(r"PASS: gate agreement@10>=0.35; faiss:\S+new.faiss is published\.", said)
+    found = re.findall(r"finds? (\d\.\d) \(among|old queries (\d\.\d),|new model's queries (\d\.\d):", said)
+    assert ["".join(groups) for groups in found] == [f"{10 * cell.value:.1f}" for cell in cells if cell and cell.value]
+    assert said.index("PASS") < said.index("no more.") < said.index("interval")
 
 
 def run(folder: Path, name: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -70,7 +88,7 @@ def test_a_worse_index_is_stopped_by_the_baseline_alone(folder: Path) -> None:
     with open_reader(str(folder / "new.faiss")) as reader:
         batches = list(reader.read(10_000))
     vectors = np.concatenate([batch.vectors for batch in batches])
-    noisy = vectors + 0.02 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32)
+    noisy = vectors + 0.014 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32)
     column = pa.chunked_array([pa.FixedSizeListArray.from_arrays(pa.array(noisy.ravel()), noisy.shape[1])])
     write_store(f"faiss:{folder / 'worse.faiss'}", pa.concat_arrays([b.ids for b in batches]), column, NEW)
     done = run(folder, "Gate", INDEX="worse.faiss")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,11 +15,13 @@ import pyarrow.parquet as pq
 import vecferry
 from vecferry.batch import VectorBatch
 from vecferry.errors import UsageError
+from vecferry.measured import AS_INDEXED, CASCADE, NAIVE_SWAP, RE_EMBEDDED, STATUS_QUO, Evaluation
 from vecferry.store import StoreInfo, open_writer
 
 OLD, NEW = "intfloat/multilingual-e5-small", "sentence-transformers/all-MiniLM-L6-v2"
 PAIRS = 2500
 GATE = "agreement@10>=0.35"
+K = 10
 DATA = Path(str(files("vecferry") / "data"))
 
 
@@ -89,7 +92,38 @@ def demo(out: Path, *, as_json: bool = False) -> None:
     assert isinstance(report, vecferry.Report)
     full = vecferry.check(str(new), map=out / "map", truth=truth)
     report.save(out / "report.json")
-    say(f"{new}: translated, verified, gated and published\n")
+    say(f"{new}: translated, verified and measured\n\n{meaning(report, full)}\n")
     click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if as_json else report.table())
     say(f"\nThe same index against all {len(ids):,} texts encoded by {NEW} (--truth):\n\n{full.table()}")
     say(f"\nIn {out}: map/, old.faiss, new.faiss, report.json. Next: vecferry inspect {new}")
+
+
+def meaning(report: vecferry.Report, full: vecferry.Report) -> str:
+    """Say in words what became of the gate, what the numbers mean, and what they are at full size."""
+    decision, measured, whole = report.decision, report.evaluation, full.evaluation
+    assert decision is not None
+    assert measured is not None
+    assert whole is not None
+
+    def value(row: str, metric: str, evaluation: Evaluation = measured) -> float:
+        cell = evaluation.cell(row, metric, K)
+        assert cell is not None
+        assert cell.value is not None
+        return cell.value
+
+    known = {row: value(row, "ndcg") for row in (STATUS_QUO, AS_INDEXED, CASCADE, RE_EMBEDDED)}
+    went = "is published" if report.passed else "is not published"
+    found = {row: f"{K * value(row, 'agreement'):.1f}" for row in (STATUS_QUO, NAIVE_SWAP, AS_INDEXED)}
+    lines = [
+        f"{decision.outcome.upper()}: gate {decision.gate}; {report.facts['destination']} {went}.",
+        f"Of the {K} documents that true re-embedding finds for a query, the translated index finds "
+        f"{found[AS_INDEXED]} (among the held-out documents), the old index with old queries {found[STATUS_QUO]}, and "
+        f"the old index with the new model's queries {found[NAIVE_SWAP]}: changing the model without migrating.",
+        f"By relevance labels (nDCG@{K}) the old index has {known[STATUS_QUO]:.3f}, the translated one "
+        f"{known[AS_INDEXED]:.3f}, a cascade {known[CASCADE]:.3f} (it re-ranks with true vectors what the translated "
+        f"index finds), and re-embedding everything {known[RE_EMBEDDED]:.3f}. Translation carries the old model's "
+        "information, and no more.",
+        f"A number is for a corpus of its size: among all {full.facts['rows']:,} documents the translated index finds "
+        f"{K * value(AS_INDEXED, 'agreement', whole):.1f} of the {K}.",
+    ]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
