@@ -36,7 +36,7 @@ ORDER = [
     ["plan", "verify", "measuring", "inspection"],
     ["prechecks", "aside"],
     ["estimating"],
-    ["asking", "checking"],
+    ["asking", "truthcheck", "checking"],
     ["migration", "transforming", "testing", "cascade"],
     ["warming"],
     ["outputs"],

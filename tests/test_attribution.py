@@ -1,13 +1,16 @@
 """What is lost to what: each stage against brute force, from codes into other codes, searched approximately."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import vecferry
 from vecferry.batch import VectorBatch
+from vecferry.cli import cli
 from vecferry.errors import BadRowsError, IncompatibleError, UsageError
 from vecferry.evaluate import evaluate
 from vecferry.holdout import Holdout
@@ -42,6 +45,12 @@ def built(path: Path, x: np.ndarray, factory: str) -> str:
     index.add(x)
     faiss.write_index(index, str(path))
     return str(path)
+
+
+@pytest.fixture(scope="module")
+def codes(data: dict[str, np.ndarray], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Store the source as codes, once: they take long to train."""
+    return built(tmp_path_factory.mktemp("codes") / "old.faiss", data["x"], "PQ4")
 
 
 def stored(path: Path, ids: np.ndarray, x: np.ndarray, **info: str) -> str:
@@ -83,14 +92,13 @@ def by_cause(report: Report) -> dict[str, Loss]:
     return {loss.cause: loss for loss in report.attribution}
 
 
-def test_each_stage_is_what_brute_force_finds(data: dict[str, np.ndarray], tmp_path: Path) -> None:
-    source = built(tmp_path / "old.faiss", data["x"], "PQ4")
+def test_each_stage_is_what_brute_force_finds(data: dict[str, np.ndarray], codes: str, tmp_path: Path) -> None:
     exact = stored(tmp_path / "exact", np.arange(N - HELD, N), data["x"][-HELD:])
-    decoded = vectors(source)
+    decoded = vectors(codes)
     m = a_map(data, decoded)
     target = tmp_path / "new.faiss"
     report = vecferry.migrate(
-        source, f"faiss:{target}?nprobe=2", m, index="IVF32,SQ4", source_exact=exact, allow_lossy=True
+        codes, f"faiss:{target}?nprobe=2", m, index="IVF32,SQ4", source_exact=exact, allow_lossy=True
     )
     assert isinstance(report, Report)
     found = by_cause(report)
@@ -129,10 +137,115 @@ def test_each_stage_is_what_brute_force_finds(data: dict[str, np.ndarray], tmp_p
     again = by_cause(vecferry.check(str(target), map=m))
     assert again["the map and the source's codes"].value == pytest.approx(1 - stages[2].mean(), abs=0.005)
     assert "--source-exact" in again["the source's codes"].reason
+    # with exact vectors a check tells apart what the migration did: the hold-out has what the codes gave back
+    assert vecferry.check(str(target), map=m, source_exact=exact).attribution == report.attribution
+    # a hold-out of exact vectors doesn't know that, and says so
+    unseen = by_cause(vecferry.check(str(target), map=a_map(data, data["x"]), source_exact=exact))
+    assert unseen["the map"].value == found["the map"].value
+    assert "counted with the target's codes" in unseen["the source's codes"].reason
+    assert unseen["the target's codes"].value == pytest.approx((stages[1] - stages[3]).mean(), abs=0.005)
 
 
-def test_what_is_unknown_and_what_is_nothing(data: dict[str, np.ndarray], tmp_path: Path) -> None:
-    codes = built(tmp_path / "codes.faiss", data["x"], "PQ4")
+def without_own(queries: np.ndarray, documents: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Return the ten nearest of all documents but the query itself."""
+    scores = queries.astype(float) @ documents.T.astype(float)
+    scores[np.arange(len(own)), own] = -np.inf
+    return np.argsort(-scores, axis=1)[:, :10]
+
+
+def test_at_full_size_codes_and_map_are_one_loss(data: dict[str, np.ndarray], codes: str, tmp_path: Path) -> None:
+    m = a_map(data, vectors(codes))
+    target = f"{tmp_path}/new.faiss"
+    vecferry.migrate(codes, f"faiss:{target}?nprobe=2", m, index="IVF32,SQ4", allow_lossy=True)
+    truth = stored(tmp_path / "truth", np.arange(N)[::-1], data["y"][::-1])
+    report = vecferry.check(f"faiss:{target}?nprobe=2", truth=truth, map=m)
+    found = by_cause(report)
+    decoded = agreement(data["q"], data["y"], vectors(target))
+    index = faiss.read_index(target)
+    index.nprobe = 2
+    _, hits = index.search(data["q"], 10)
+    want = np.argsort(-(data["q"].astype(float) @ data["y"].T.astype(float)), axis=1)[:, :10]
+    searched = np.array([len(set(a) & set(b)) / 10 for a, b in zip(want, hits, strict=True)])
+    assert found["the map and the codes"].value == pytest.approx((1 - decoded).mean(), abs=0.005)
+    assert found["ANN search"].value == pytest.approx((decoded - searched).mean(), abs=0.005)
+    assert found["ANN search"].value > 0.01
+    assert {loss.metric for loss in report.attribution} == {"agreement@10", "index-overlap@10"}
+    chain = [loss.value for loss in report.attribution if loss.value is not None and loss.metric == "agreement@10"]
+    cell = report.evaluation.cell("as indexed", "agreement", 10)  # type: ignore[union-attr]
+    assert sum(chain) == pytest.approx(1 - cell.value)
+    for cause in ("the source's codes", "the target's codes"):
+        assert found[cause].value is None
+        assert "unknown at full size" in found[cause].reason
+        assert "without --truth" in found[cause].reason
+    assert found["ANN search at full size"].value == pytest.approx(
+        1 - report.evaluation.cell("as indexed", "index-overlap", 10).value  # type: ignore[union-attr]
+    )
+    assert report.most_lost.startswith("Most is lost to the map and the codes")
+
+
+def test_at_full_size_what_exact_vectors_lose_is_the_map(data: dict[str, np.ndarray], tmp_path: Path) -> None:
+    m = a_map(data, data["x"], queries=False)
+    target = f"{tmp_path}/new.faiss"
+    flat = built(tmp_path / "old.faiss", data["x"], "Flat")
+    vecferry.migrate(flat, target, m, index="IVF32,Flat")
+    truth = stored(tmp_path / "truth", np.arange(N), data["y"])
+    # the sidecar says that a map made it, of exact vectors
+    found = by_cause(vecferry.check(f"faiss:{target}?nprobe=1", truth=truth))
+    with open_reader(target) as reader:  # documents stand in as they are drawn from its order, list by list
+        order = np.concatenate([ids.to_numpy() for ids in reader.ids(1000)])
+    translated = unit(data["x"] @ data["lift"])
+
+    def lost_by_hand(order: np.ndarray, searched: faiss.Index | None = None) -> np.ndarray:
+        own = order[np.sort(np.random.default_rng(0).permutation(N)[:1000])]
+        want, got = (without_own(data["y"][own], documents, own) for documents in (data["y"], translated))
+        if searched is not None:
+            _, hits = searched.search(data["y"][own], 11)
+            got = np.array([[h for h in row if h != o][:10] for row, o in zip(hits, own, strict=True)])
+        return 1 - np.array([len(set(a) & set(b)) / 10 for a, b in zip(want, got, strict=True)])
+
+    lost = lost_by_hand(order)
+    index = faiss.read_index(target)
+    index.nprobe = 1
+    assert found["the map"].metric == "doc-agreement@10"
+    assert found["the map"].value == pytest.approx(lost.mean(), abs=1e-3)
+    half = 1.96 * lost.std() / np.sqrt(1000)
+    assert (found["the map"].high - found["the map"].low) / 2 == pytest.approx(half, rel=0.15)
+    assert found["the source's codes"].value == found["the target's codes"].value == 0
+    assert found["ANN search"].value == pytest.approx(lost_by_hand(order, index).mean() - lost.mean(), abs=1e-3)
+    assert found["ANN search"].value > 0.01
+    # an index of which nothing is known holds vectors; a store without an index loses nothing to search
+    lost = lost_by_hand(np.arange(N))
+    found = by_cause(vecferry.check(built(tmp_path / "any.faiss", translated, "Flat"), truth=truth))
+    assert found["the vectors that the index holds"].value == pytest.approx(lost.mean(), abs=1e-3)
+    assert found["ANN search"].value == 0
+    assert "the map" not in found
+    assert "the source's codes" not in found
+    plain = stored(tmp_path / "plain", np.arange(N), translated)
+    found = by_cause(vecferry.check(plain, truth=truth, map=m))
+    assert found["the map and the source's codes"].value == pytest.approx(lost.mean(), abs=1e-3)
+    assert found["ANN search"].reason == "the store has no index of its own"
+
+
+def test_the_command_line_compares_with_exact_vectors(data: dict[str, np.ndarray], codes: str, tmp_path: Path) -> None:
+    m, exact = a_map(data, vectors(codes)), stored(tmp_path / "exact", np.arange(N), data["x"])
+    m.save(tmp_path / "map")
+    target = str(tmp_path / "new.faiss")
+    vecferry.migrate(codes, target, m, index="Flat", allow_lossy=True)
+    arguments = ["check", target, "--map", str(tmp_path / "map"), "--source-exact", exact, "--json"]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 0, result.stderr
+    told = {loss["cause"]: loss["value"] for loss in json.loads(result.stdout)["attribution"]}
+    true = data["y"][-HELD:]
+    from_exact = agreement(data["q"], true, unit(data["x"][-HELD:] @ data["lift"]))
+    from_codes = agreement(data["q"], true, unit(vectors(codes)[-HELD:] @ data["lift"]))
+    assert told["the map"] == pytest.approx((1 - from_exact).mean(), abs=0.005)
+    assert told["the source's codes"] == pytest.approx((from_exact - from_codes).mean(), abs=0.005)
+    result = CliRunner().invoke(cli, [*arguments, "--truth", exact])
+    assert result.exit_code == 2
+    assert "--source-exact goes with --map and without --truth" in result.stderr
+
+
+def test_what_is_unknown_and_what_is_nothing(data: dict[str, np.ndarray], codes: str, tmp_path: Path) -> None:
     m = a_map(data, vectors(codes))
     report = vecferry.migrate(codes, tmp_path / "a.faiss", m, index="Flat", allow_lossy=True)
     found = by_cause(report)
@@ -150,19 +263,20 @@ def test_what_is_unknown_and_what_is_nothing(data: dict[str, np.ndarray], tmp_pa
     assert found["the map"].value == pytest.approx(1 - translated.value)
 
 
-def test_exact_vectors_of_something_else_are_refused(data: dict[str, np.ndarray], tmp_path: Path) -> None:
-    source = built(tmp_path / "old.faiss", data["x"], "PQ4")
-    m, ids = a_map(data, vectors(source)), np.arange(N)
+def test_exact_vectors_of_something_else_are_refused(data: dict[str, np.ndarray], codes: str, tmp_path: Path) -> None:
+    m, ids = a_map(data, vectors(codes)), np.arange(N)
     other = unit(np.random.default_rng(1).standard_normal((N, D_IN)))
     for name, kind, match, store in (
         ("few", BadRowsError, "not in this store", stored(tmp_path / "few", ids[:-5], data["x"][:-5])),
         ("dims", IncompatibleError, f"{D_OUT} dimensions", stored(tmp_path / "dims", ids, data["y"])),
         ("other", IncompatibleError, "no nearer to their own rows", stored(tmp_path / "other", ids, other)),
-        ("codes", UsageError, "quantised codes", source),
+        ("codes", UsageError, "quantised codes", codes),
     ):
         with pytest.raises(kind, match=match):
-            vecferry.migrate(source, tmp_path / f"{name}.faiss", m, source_exact=store, allow_lossy=True)
+            vecferry.migrate(codes, tmp_path / f"{name}.faiss", m, source_exact=store, allow_lossy=True)
         assert not (tmp_path / f"{name}.faiss").exists()
+        with pytest.raises(kind, match=match):
+            vecferry.check(built(tmp_path / "new.faiss", data["y"], "Flat"), map=m, source_exact=store)
 
 
 @pytest.mark.parametrize(("factory", "name", "start"), [("IVF64,Flat", "nprobe", 1), ("HNSW8,Flat", "efSearch", 16)])

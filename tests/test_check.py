@@ -294,8 +294,12 @@ def test_calls_that_cannot_be_right(world):
         check(world.index())
     with pytest.raises(UsageError, match="can't read"):
         check(world.index(), map=world.m, gate="agreement")
-    with pytest.raises(UsageError, match="source queries go with"):
+    with pytest.raises(UsageError, match="--source-queries goes with --map and --queries"):
         check(world.index(), map=world.m, source_queries=world.store(world.source[:Q], world.names))
+    exact = world.store(world.source[:N], world.ids)
+    for given in ({"truth": world.truth()}, {"truth": world.truth(), "map": world.m}):
+        with pytest.raises(UsageError, match="--source-exact goes with --map and without --truth"):
+            check(world.index(), source_exact=exact, **given)
     with pytest.raises(UsageError, match="no hold-out"):
         check(world.index(), map=replace(world.m, holdout=None))
     with pytest.raises(UsageError, match=r"k = 501 .* 500 documents"):

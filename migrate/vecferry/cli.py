@@ -31,6 +31,7 @@ from vecferry.options import (
     seed,
     solver,
     solving,
+    source_exact,
     stores,
 )
 
@@ -255,6 +256,7 @@ def migrate(
 @click.option("--truth", help="Store of the whole corpus encoded by the new model: measure at full size.")
 @queries
 @gate
+@source_exact
 @click.option(
     "--baseline", type=click.Path(path_type=Path), help="Earlier report (--json) that the index must be as good as."
 )

@@ -106,7 +106,7 @@ def migrate(
         slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
         if exact is not None:
-            check_exact(exact, reader, holdout)
+            check_exact(exact, m, holdout)
         true = None
         if encoded is not None:
             with opened(encoded) as store:

@@ -109,8 +109,11 @@ gate = together(
         help="Parquet file with ids (id) and the column, if no store has it.",
     ),
 )
+source_exact = click.option(
+    "--source-exact", help="Exact source vectors (held-out ids at least): tells what its codes lost."
+)
 mixing = together(
-    click.option("--source-exact", help="Exact source vectors (held-out ids at least): tells what its codes lost."),
+    source_exact,
     click.option("--encoded", help="New model's vectors for some ids, to stand in the index if they are found there."),
 )
 outputs = together(

@@ -93,31 +93,32 @@ def check_source(
     return ()
 
 
-def check_exact(exact: Reader, source: Reader, holdout: Holdout | None) -> None:
-    """Refuse exact vectors that aren't the source's: of another space, lossy themselves, or without held-out ids."""
-    info, where = exact.info, source.info.uri
+def check_exact(exact: Reader, m: LinearMap, holdout: Holdout | None) -> None:
+    """Refuse exact source vectors that aren't: of another space, lossy themselves, or other than was held out.
+
+    What codes gave back of a document lies nearer to its exact vector than to those of others.
+    """
+    info, space = exact.info, None if m.card is None else m.card.source.space
     if holdout is None:
         raise UsageError(f"{info.uri}: exact vectors are compared on a hold-out, which the map doesn't have")
-    if info.dim != source.info.dim:
-        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {where} of {source.info.dim}")
-    if None not in (info.space, source.info.space) and info.space != source.info.space:
-        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {where} in {source.info.space!r}")
+    if info.dim != m.d_in:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map takes {m.d_in}")
+    if None not in (info.space, space) and info.space != space:
+        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, the map was fitted on {space!r}")
     if info.lossy:
         raise UsageError(f"{info.uri} holds quantised codes ({info.index or info.dtype}) itself: give exact vectors")
     try:
         ids = holdout.ids.cast(info.id_type or pa.int64())
     except pa.ArrowInvalid:
         raise IncompatibleError(f"{info.uri} has ids of type {info.id_type}, held out are {holdout.ids.type}") from None
-    rows = BadRows().take(exact, ids).vectors
-    known = np.flatnonzero(find(source, holdout.ids) >= 0)[:PROBED]
-    if len(known) < 2:
+    there, here = BadRows().take(exact, ids).vectors[:PROBED], holdout.source[:PROBED]
+    if len(here) < 2:
         return
-    here, there = source.take(holdout.ids.take(pa.array(known))).vectors, rows[known]
     own, other = (np.linalg.norm(here - x, axis=1).mean() for x in (there, np.roll(there, 1, axis=0)))
     if own >= 0.9 * other:
         raise IncompatibleError(
-            f"{info.uri} holds other vectors than {where}: {len(known)} held-out ids lie no nearer to their own rows "
-            "than to those of others"
+            f"{info.uri} holds other vectors than the map was fitted on: {len(here)} held-out ids lie no nearer to "
+            "their own rows than to those of others"
         )
 
 
