@@ -8,8 +8,11 @@ With --check nothing is written, and the exit status says whether the README hol
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -81,10 +84,38 @@ def cascade(result: dict[str, Any]) -> str:
     return grid(["agreement@10", "texts encoded", *ways], rows)
 
 
+def maps(result: dict[str, Any]) -> str:
+    """Show each pair of models, simple maps beside the chosen one, over the seeds that were run; and the summary."""
+    at, ndcg = "agreement@10", "ndcg@10"
+    rows, gains, lost, seeds = [], [], [], set()
+    for (old, new), group in itertools.groupby(result["runs"], key=lambda r: (r["old"], r["new"])):
+        runs = list(group)
+        mean = {
+            (name, metric): statistics.fmean(r["maps"][name][metric] for r in runs)
+            for name, metric in itertools.product(("ridge", "procrustes", "auto"), (at, ndcg))
+        }
+        simple = max("ridge", "procrustes", key=lambda name, mean=mean: mean[name, at])
+        gains.append(mean["auto", at] / mean[simple, at])
+        lost.append(mean[simple, ndcg] - mean["auto", ndcg])
+        seeds |= {r["seed"] for r in runs}
+        found = [f"{mean[name, at]:.3f}" for name in ("ridge", "procrustes", "auto")]
+        labels = f"{mean[simple, ndcg]:.3f} → {mean['auto', ndcg]:.3f}"
+        rows.append([f"{old} → {new}", *found, f"{gains[-1] - 1:+.0%}", labels, str(len(runs))])
+    geometric = math.exp(statistics.fmean(map(math.log, gains)))
+    summary = (
+        f"{len(gains)} pairs; means over the seeds run ({', '.join(map(str, sorted(seeds)))}). auto finds "
+        f"{geometric - 1:+.1%} in the geometric mean over the better simple map, from {min(gains) - 1:+.1%} to "
+        f"{max(gains) - 1:+.1%}; its nDCG is lower on {sum(d > 0 for d in lost)} pairs, by {max(lost):.3f} at most."
+    )
+    head = ["", "ridge", "procrustes", "auto", "gain", "ndcg@10, simple → auto", "seeds"]
+    return f"{grid(head, rows)}\n\n{summary}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo,
     "bench_rewrite": rewrite,
     "bench_cascade": cascade,
+    "bench_maps": maps,
 }
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,71 @@ def run(folder: Path, name: str, **variables: str) -> subprocess.CompletedProces
 def verdicts(folder: Path) -> dict[str | None, str | None]:
     cases = ElementTree.parse(folder / "verdict.xml").iter("testcase")
     return {case.get("name"): case[0].get("type") if len(case) else "pass" for case in cases}
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"(?m)^## ", (ROOT / "README.md").read_text(encoding="utf-8"))
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def shell(text: str) -> str:
+    """Return the commands of all blocks marked as shell, indented ones too."""
+    blocks = re.findall(r"(?ms)^( *)```sh\n(.*?)\n *```$", text)
+    return "set -eo pipefail\n" + "\n".join(textwrap.dedent(block) for _, block in blocks)
+
+
+def bash(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=folder,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_readme_shows_what_the_demo_says(folder: Path) -> None:
+    (excerpt,) = re.findall(
+        r"<!-- said by the demo -->\n```text\n(.*?)\n```", sections()["What the demo shows"], re.DOTALL
+    )
+    assert excerpt in (folder / "said.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def job(folder: Path) -> tuple[str, subprocess.CompletedProcess[str]]:
+    """Run the README's main commands in the demo's folder; the others go on from what these leave."""
+    script = shell(sections()["The job, in four commands"])
+    return script, bash(folder, script)
+
+
+def test_the_job_of_the_readme_runs_as_it_stands(
+    folder: Path, job: tuple[str, subprocess.CompletedProcess[str]]
+) -> None:
+    script, done = job
+    assert [line.split()[1] for line in script.splitlines() if line.startswith("vecferry")] == [
+        "sample",
+        "fit",
+        "migrate",
+        "migrate",
+    ]
+    assert done.returncode == 0, done.stderr
+    assert (folder / "ids.parquet").read_bytes() == (folder / "sample.parquet").read_bytes()
+    assert (folder / "my-new.faiss").read_bytes() == (folder / "new.faiss").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("job")
+def test_the_other_commands_of_the_readme_run_as_they_stand(folder: Path) -> None:
+    parts = sections()
+    for name in ("Cascade", "All commands"):
+        done = bash(folder, shell(parts[name]))
+        assert done.returncode == 0, done.stderr
+    (code,) = re.findall(r"```python\n(.*?)\n```", parts["All commands"], re.DOTALL)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.endswith(" True\n")
 
 
 def test_the_recipe_installs_extras_that_exist() -> None:

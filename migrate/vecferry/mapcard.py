@@ -141,8 +141,8 @@ def _choice(parameters: Mapping[str, Any]) -> str:
 
 def _retrieved(measured: Mapping[str, Any]) -> str:
     found = _numbers({key: value for key, value in measured.items() if "@" in key}) or "no search was measured"
-    asked = f"{measured['queries']:,} queries" if measured.get("queries") else "no queries"
-    return f"{found} (held out: {measured['documents']:,} documents, {asked})"
+    asked = f"{measured['queries']:,} queries" if measured.get("queries") else "documents as queries"
+    return f"{found} ({asked} among {measured['documents']:,} held-out documents)"
 
 
 def _doubled(curve: Mapping[str, Any]) -> str:
