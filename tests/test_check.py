@@ -120,6 +120,8 @@ def test_truth_measures_at_full_size_whatever_its_order(world):
 
 
 def test_without_queries_documents_stand_in_under_their_own_name(world):
+    with pytest.raises(UsageError, match=r"among all [0-9,]+ documents, not foretold for 99,999"):
+        check(world.index(), truth=world.truth(), map=world.m, gate="agreement@10@99999>=0.1")
     report = check(world.index(), truth=world.truth(), gate="agreement@10>=0.1")
     everyone = np.arange(N)
     found = nearest(world.target[:N], world.translated, 10, everyone)

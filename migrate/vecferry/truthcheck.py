@@ -13,7 +13,7 @@ from vecferry.asking import Asked, same_space
 from vecferry.attribution import attribute_at_full_size
 from vecferry.batch import Floats, faulty, id_keys
 from vecferry.bench import STAND_INS
-from vecferry.errors import BadRowsError, DataError
+from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.evaluate import FLAT, OVERLAP_QUERIES
 from vecferry.fullsize import BATCH, as_asked, ids_at, index_overlap, judge, own_metric, search_or_scan
 from vecferry.gate import Gate
@@ -91,6 +91,12 @@ def evaluate_with_truth(
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
     same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}")
     count = _same_ids(index, true)
+    for condition in gate.conditions if gate is not None else ():
+        if condition.size not in (None, count):
+            raise UsageError(
+                f"{condition}: with --truth everything is measured among all {count:,} documents, not foretold for "
+                f"{condition.size:,}; leave the size out"
+            )
     metric = _metric(index, true, m, notes)
     own = None
     vectors = asked.vectors
