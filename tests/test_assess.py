@@ -232,8 +232,8 @@ def test_too_little_and_wrong_options(sample: Sample, rows: Any) -> None:
     for options, said in (
         ({"solver": "mlp"}, "unknown solver"),
         ({"metric": "dot"}, "unknown metric"),
-        ({"qrels": "labels"}, "qrels needs queries"),
-        ({"source_queries": "old"}, "source_queries needs queries"),
+        ({"qrels": "labels"}, "--qrels needs --queries"),
+        ({"source_queries": "old"}, "--source-queries needs --queries"),
         ({"cost_per_1k_texts": -1}, "from 0 on"),
     ):
         with pytest.raises(UsageError, match=said):

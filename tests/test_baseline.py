@@ -134,7 +134,7 @@ def test_what_is_no_baseline_is_refused(tmp_path: Any) -> None:
         load_baseline(path, 0.01)
     with pytest.raises(UsageError, match="no such file"):
         load_baseline(tmp_path / "nothing", 0.01)
-    with pytest.raises(UsageError, match=r"max_drop is 1.5: it is a share"):
+    with pytest.raises(UsageError, match=r"--max-drop is 1.5: it is a share"):
         load_baseline(Report({}, measured(np.ones(50))), 1.5)
 
 

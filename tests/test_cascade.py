@@ -348,7 +348,7 @@ def test_nothing_to_rank_by_is_said_not_guessed(true, translated, queries, rows,
         with pytest.raises(UsageError, match="nothing encodes"):
             cascade.fill(pa.array([1]))
     assert not (tmp_path / "typo").exists()
-    with pytest.raises(UsageError, match="needs texts, and a cache"):
+    with pytest.raises(UsageError, match=r"an encoder takes texts \(--texts\) and a cache \(--cache\)"):
         vecferry.Cascade(rows(None, translated), a_map(), Model(true), text_of)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()

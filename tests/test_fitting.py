@@ -193,8 +193,8 @@ def test_sgd_lowers_the_objective_that_is_asked_for(rows: Any) -> None:
     assert ranks.card.parameters["objective"] == "rank"
     assert squares.weight.tobytes() != ranks.weight.tobytes()
     asked_for: list[tuple[dict[str, Any], str]] = [
-        ({"solver": "ridge"}, "'rank' goes with solver 'sgd', not 'ridge'"),
-        ({"direction": "query"}, "for maps of direction 'document'"),
+        ({"solver": "ridge"}, "--objective rank goes with --solver sgd, not ridge"),
+        ({"direction": "query"}, "--objective rank is for maps of --direction document"),
         ({"metric": "ip"}, "by cosine, and this space ranks by ip"),
     ]
     for given, said in asked_for:
@@ -310,9 +310,9 @@ def test_options_are_checked_before_stores_are_opened() -> None:
         vecferry.fit("nowhere", "nowhere", metric="dot")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="unknown bad_rows 'keep'"):
         vecferry.fit("nowhere", "nowhere", bad_rows="keep")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="qrels needs queries"):
+    with pytest.raises(UsageError, match="--qrels needs --queries"):
         vecferry.fit("nowhere", "nowhere", qrels="labels")
-    with pytest.raises(UsageError, match="source_queries needs queries"):
+    with pytest.raises(UsageError, match="--source-queries needs --queries"):
         vecferry.fit("nowhere", "nowhere", source_queries="old")
     with pytest.raises(UsageError, match="absent: no such file"):
         vecferry.fit("nowhere", "nowhere", sample="absent")

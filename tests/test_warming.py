@@ -18,7 +18,9 @@ import vecferry
 from vecferry.cache import Cache
 from vecferry.cli import cli
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, StoppedError, UsageError
+from vecferry.holdout import Holdout
 from vecferry.linear import Card, LinearMap, Side
+from vecferry.mapfile import seal
 from vecferry.solvers import ridge
 
 N, D, C = 300, 8, 12
@@ -52,7 +54,7 @@ def order_of(need: np.ndarray) -> np.ndarray:
     return np.lexsort((np.arange(N), -need))[: np.count_nonzero(need)]
 
 
-def held(cache: Path) -> set[int]:
+def held_in_cache(cache: Path) -> set[int]:
     kept = Cache(cache, "new", D, pa.int64())
     return set(np.flatnonzero(kept.has(pa.array(np.arange(N)))).tolist())
 
@@ -69,7 +71,7 @@ def test_the_most_needed_are_encoded_first_and_the_next_call_goes_on(rows, tmp_p
 
     first = vecferry.warm(index, MAP, log, 20, encode=counted, texts=str, cache=cache, c=C)
     assert seen == [str(i) for i in order[:20]]
-    assert held(cache) == set(order[:20].tolist())
+    assert held_in_cache(cache) == set(order[:20].tolist())
     assert (first.queries, first.needed, first.known, first.chosen, first.encoded) == (12, len(order), 0, 20, 20)
     assert first.before == 0
     assert first.after == pytest.approx(need[order[:20]].sum() / need.sum(), rel=1e-12)
@@ -78,7 +80,7 @@ def test_the_most_needed_are_encoded_first_and_the_next_call_goes_on(rows, tmp_p
     assert (second.known, second.chosen, second.before) == (20, 15, pytest.approx(first.after))
     rest = vecferry.warm(index, MAP, log, 10**6, encode=counted, texts=str, cache=cache, c=C)
     assert (rest.chosen, rest.after) == (len(order) - 35, pytest.approx(1))
-    assert held(cache) == set(order.tolist())
+    assert held_in_cache(cache) == set(order.tolist())
     done = vecferry.warm(index, MAP, log, 5, encode=counted, texts=str, cache=cache, c=C)
     assert (done.chosen, done.encoded, done.before, len(seen)) == (0, 0, pytest.approx(1), len(order))
 
@@ -132,7 +134,7 @@ def test_what_to_encode_is_written_encoded_elsewhere_and_added(folder):
     code, out, err = command("warm", *common, "--add", folder / "encoded.parquet")
     assert (code, out) == (0, "")
     assert "25 vectors added" in err
-    assert held(folder / "cache") == set(order.tolist())
+    assert held_in_cache(folder / "cache") == set(order.tolist())
     code, out, err = command("warm", *common, *log, "-o", folder / "more.parquet")
     assert code == 0
     assert pq.read_table(folder / "more.parquet")["id"].to_pylist() == order_of(need)[25:50].tolist()
@@ -151,7 +153,7 @@ def test_an_encoder_is_named_by_module_and_function(folder, monkeypatch):
     assert code == 0, err
     assert "25 encoded" not in err
     assert "25, those needed most: 25 encoded" in out
-    assert held(Path("cache")) == set(order_of(need_by_hand(LOG))[:25].tolist())
+    assert held_in_cache(Path("cache")) == set(order_of(need_by_hand(LOG))[:25].tolist())
     code = "def embed(texts):\n    raise ValueError('out of memory')\n"
     (folder / "broken_of_test.py").write_text(code)
     code, out, err = command(*warm, "--encode", "broken_of_test:embed")
@@ -177,9 +179,9 @@ def test_what_was_encoded_before_a_stop_is_kept(rows, tmp_path, monkeypatch):
     with pytest.raises(StoppedError, match=r"20 of 35 texts are encoded .* budget of 15"):
         vecferry.warm(index, MAP, log, 35, encode=interrupted, texts=str, cache=tmp_path / "cache", c=C)
     order = order_of(need_by_hand(LOG))
-    assert held(tmp_path / "cache") == set(order[:20].tolist())
+    assert held_in_cache(tmp_path / "cache") == set(order[:20].tolist())
     vecferry.warm(index, MAP, log, 15, encode=encode, texts=str, cache=tmp_path / "cache", c=C)
-    assert held(tmp_path / "cache") == set(order[:35].tolist())
+    assert held_in_cache(tmp_path / "cache") == set(order[:35].tolist())
 
 
 def test_calls_that_cannot_be_right_are_refused(folder):
@@ -187,11 +189,11 @@ def test_calls_that_cannot_be_right_are_refused(folder):
     out = folder / "out.parquet"
     with pytest.raises(UsageError, match="budget of 0"):
         vecferry.warm(index, MAP, log, 0, output=out)
-    with pytest.raises(UsageError, match="either encode"):
+    with pytest.raises(UsageError, match=r"either encode .* \(--encode\), or have their ids written \(--output\)"):
         vecferry.warm(index, MAP, log, 5)
-    with pytest.raises(UsageError, match="either encode"):
+    with pytest.raises(UsageError, match=r"either encode .* \(--encode\), or have their ids written \(--output\)"):
         vecferry.warm(index, MAP, log, 5, encode=encode, texts=str, cache=folder / "cache", output=out)
-    with pytest.raises(UsageError, match="needs texts, and a cache"):
+    with pytest.raises(UsageError, match=r"takes texts \(--texts\) and a cache \(--cache\)"):
         vecferry.warm(index, MAP, log, 5, encode=encode)
     with pytest.raises(UsageError, match="0 candidates"):
         vecferry.warm(index, MAP, log, 5, output=out, c=0)
@@ -216,6 +218,53 @@ def test_a_log_that_is_no_log_of_this_space_is_refused(rows, tmp_path):
     with pytest.raises(DataError, match="is empty"):
         vecferry.warm(index, MAP, rows(None, LOG[:0]), 5, output=out)
     assert not out.exists()
+
+
+def test_the_old_models_queries_and_vectors_are_refused_where_dimensions_are_equal(folder):
+    """Both spaces have as many dimensions and files name neither: only the held-out rows tell them apart."""
+    turn = np.linalg.qr(gaussian(D, D, seed=5))[0]
+    old, old_queries = TRUE @ turn, DISTINCT @ turn
+    names = [f"q{i}" for i in range(len(DISTINCT))]
+    held = Holdout(pa.array(np.arange(40)), old[:40], TRUE[:40], pa.array(names), DISTINCT, old_queries)
+    m = LinearMap(turn.T.copy(), card=Card(Side(D, "old"), Side(D, "new"), "by hand", metric="ip"), holdout=held)
+    seal(m).save(folder / "same")
+    for name, ids, vectors in (
+        ("log-new", names, DISTINCT),
+        ("log-old", names, old_queries),
+        ("true", list(range(N)), TRUE),
+        ("old", list(range(N)), old),
+    ):
+        pq.write_table(pa.table({"id": ids, "vector": list(vectors)}), folder / f"{name}.parquet")
+    common = [folder / "index.faiss", "--map", folder / "same", "--cache", folder / "cache"]
+    log = ["--budget", 25, "-c", C, "-o", folder / "need.parquet"]
+    code, _, err = command("warm", *common, "--queries", folder / "log-old.parquet", *log)
+    assert code == 4
+    assert "log-old.parquet: 9 of 9 held-out ids have the old model's vectors: give those of the new model" in err
+    assert not (folder / "need.parquet").exists()
+    assert command("warm", *common, "--queries", folder / "log-new.parquet", *log)[0] == 0
+    table = pq.read_table(folder / "need.parquet")
+    assert table["id"].to_pylist() == order_of(need_by_hand(DISTINCT))[:25].tolist()
+    code, _, err = command("warm", *common, "--add", folder / "old.parquet")
+    assert code == 4
+    assert "old.parquet: 40 of 40 held-out ids have the old model's vectors" in err
+    assert not (folder / "cache").exists()
+    assert command("warm", *common, "--add", folder / "true.parquet")[0] == 0
+    assert held_in_cache(folder / "cache") == set(range(N))
+
+
+def test_errors_name_options(folder):
+    warm = ["warm", folder / "index.faiss", "--map", folder / "map", "--queries", folder / "log.npy", "--budget", 5]
+    for arguments, says in (
+        ([], "either encode the documents (--encode), or have their ids written (--output)"),
+        (["--encode", "numpy:array"], "takes texts (--texts) and a cache (--cache)"),
+        (
+            ["--encode", "numpy:array", "--texts", folder / "texts.parquet"],
+            "takes texts (--texts) and a cache (--cache)",
+        ),
+    ):
+        code, out, err = command(*warm, *arguments)
+        assert (code, out) == (2, "")
+        assert says in err
 
 
 def sample(name: str, column: str) -> Any:

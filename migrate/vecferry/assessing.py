@@ -238,11 +238,11 @@ def _check_options(
     for name, value, choices in (("solver", solver, tuple(SOLVERS)), ("metric", metric or METRICS[0], METRICS)):
         if value not in choices:
             raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(choices)}")
-    for name, given in (("source_queries", source_queries), ("qrels", qrels)):
+    for name, given in (("--source-queries", source_queries), ("--qrels", qrels)):
         if given is not None and queries is None:
-            raise UsageError(f"{name} needs queries, the new model's vectors of the same queries")
+            raise UsageError(f"{name} needs --queries, the new model's vectors of the same queries")
     if price is not None and not 0 <= price < float("inf"):
-        raise UsageError(f"cost_per_1k_texts = {price}: a price is a number from 0 on")
+        raise UsageError(f"--cost-per-1k-texts {price}: a price is a number from 0 on")
 
 
 def _seconds_per_row(pairs: Pairs) -> float:

@@ -24,7 +24,7 @@ SAME = 0.01
 def load_baseline(baseline: Report | str | Path, max_drop: float) -> Report:
     """Read an earlier report; raise DataError if it can't be compared with, UsageError if `max_drop` is no share."""
     if not 0 <= max_drop < 1:
-        raise UsageError(f"max_drop is {max_drop}: it is a share, such as {MAX_DROP}")
+        raise UsageError(f"--max-drop is {max_drop}: it is a share, such as {MAX_DROP}")
     report = baseline if isinstance(baseline, Report) else Report.load(baseline)
     if report.evaluation is None or not report.evaluation.per_query:
         where = "the baseline" if isinstance(baseline, Report) else str(baseline)

@@ -23,7 +23,7 @@ from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageErr
 from vecferry.fullsize import search_or_scan
 from vecferry.linear import LinearMap
 from vecferry.lookup import Texts, texts_of
-from vecferry.prechecks import card_of
+from vecferry.prechecks import card_of, check_new
 from vecferry.recall import Metric, Places, Values, require_k, scores_at
 from vecferry.store import Reader, Uri, opened
 
@@ -63,7 +63,8 @@ class Cascade:
     ) -> None:
         m = map if isinstance(map, LinearMap) else LinearMap.load(map)
         if encode is not None and (texts is None or cache is None):
-            raise UsageError("encode needs texts, and a cache: a folder that keeps what was encoded")
+            raise UsageError("an encoder takes texts (--texts) and a cache (--cache): a folder for what was encoded")
+        self._map = m
         self.card = card_of(m, "document")
         self.metric: Metric = self.card.metric
         self.dim = m.d_out
@@ -104,6 +105,11 @@ class Cascade:
             raise IncompatibleError(
                 f"{info.uri} is in the space {info.space!r}, the map leads to {self.card.space!r}: use the same model"
             )
+
+    def require_new(self, store: Reader) -> None:
+        """Refuse queries or true vectors that aren't the new model's, though space and dimension may be the same."""
+        self.require_space(store)
+        check_new(store, self._map)
 
     def candidates(self, queries: Floats, c: int) -> Places:
         """Return the places `[q, c]` that the index finds, nearest first; -1 where it finds no more."""
@@ -218,26 +224,28 @@ class Cascade:
         """Refuse what an encoder returned unless it is one vector for each text."""
         x = np.ascontiguousarray(vectors, np.float32)
         if x.ndim != 2 or len(x) != len(ids):
-            raise DataError(f"encode got {len(ids)} texts and returned an array of shape {list(x.shape)}")
+            raise DataError(f"the encoder got {len(ids)} texts and returned an array of shape {list(x.shape)}")
         if x.shape[1] != self.dim:
-            raise IncompatibleError(f"encode returned vectors of {x.shape[1]} dimensions, the map leads to {self.dim}")
+            dims = f"{x.shape[1]} dimensions, the map leads to {self.dim}"
+            raise IncompatibleError(f"the encoder returned vectors of {dims}")
         if (bad := faulty(x)).any():
             fault = "texts got a vector that is zero, NaN or infinite; their ids"
-            raise BadRowsError("encode", fault, ids.filter(pa.array(bad)).to_pylist(), "Mend the texts or the model.")
+            names = ids.filter(pa.array(bad)).to_pylist()
+            raise BadRowsError("the encoder", fault, names, "Mend the texts or the model.")
         return x
 
     def add(self, vectors: str | Uri | Reader | Any, batch_size: int = 8192) -> int:
         """Copy true vectors from a store into the cache folder, and return how many it didn't have.
 
-        Raises IncompatibleError for a store of another space, BadRowsError for ids that the index doesn't have and
-        for what can't be a vector.
+        Raises IncompatibleError for a store of another space or of the old model's vectors, BadRowsError for ids that
+        the index doesn't have and for what can't be a vector.
         """
         if not isinstance(self.cache, Cache):
             raise UsageError("there is no cache folder to add to: name a new folder")
         known = np.sort(np.concatenate([np.empty(0, np.uint64), *map(id_keys, self.index.ids(1 << 18))]))
         added = 0
         with opened(vectors) as reader:
-            self.require_space(reader)
+            self.require_new(reader)
             for batch in reader.read(batch_size):
                 keys = id_keys(batch.ids)
                 at = np.searchsorted(known, keys).clip(max=len(known) - 1)

@@ -98,7 +98,7 @@ def fit(
         warnings = [f"{n} rows left out: {fault}" for fault, n in bad.skipped.items()]
         warnings += metric_warnings(metric, norms, *ends)
     if objective == "rank" and metric != "cosine":
-        raise UsageError(f"objective 'rank' trains a ranking by cosine, and this space ranks by {metric}")
+        raise UsageError(f"--objective rank trains a ranking by cosine, and this space ranks by {metric}")
     x, y = parts.pairs(direction)
     scale_free = metric == "cosine" and (direction == "query" or not norms[0].agree)  # a query's length ranks nothing
     if scale_free:
@@ -243,13 +243,13 @@ def _check_options(
     ):
         if value not in known:
             raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(map(str, known))}")
-    for name, given in (("source_queries", source_queries), ("qrels", qrels)):
+    for name, given in (("--source-queries", source_queries), ("--qrels", qrels)):
         if given is not None and queries is None:
-            raise UsageError(f"{name} needs queries, the new model's vectors of the same queries")
+            raise UsageError(f"{name} needs --queries, the new model's vectors of the same queries")
     if objective == "rank" and solver != "sgd":
-        raise UsageError(f"objective 'rank' goes with solver 'sgd', not {solver!r}; 'auto' tries it by itself")
+        raise UsageError(f"--objective rank goes with --solver sgd, not {solver}; auto tries it by itself")
     if objective == "rank" and direction != "document":
-        raise UsageError("objective 'rank' is for maps of direction 'document': it trains what queries find")
+        raise UsageError("--objective rank is for maps of --direction document: it trains what queries find")
     if sample is not None and not Path(sample).is_file():
         raise UsageError(f"{sample}: no such file; `vecferry sample` writes it")
 

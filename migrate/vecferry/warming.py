@@ -82,13 +82,14 @@ def warm(
     c         candidates of each query, as the cascade will use
 
     A document's need is the sum of 1 / sqrt(rank) over the log's queries that have it among their first c. Raises
-    UsageError with neither or both of `encode` and `output`, StoppedError where Ctrl-C or SIGTERM ended it (what was
-    encoded is kept), and what `Cascade` raises.
+    UsageError with neither or both of `encode` and `output`, IncompatibleError for a log of another space or of the
+    old model's queries, StoppedError where Ctrl-C or SIGTERM ended it (what was encoded is kept), and what `Cascade`
+    raises.
     """
     if budget < 1:
         raise UsageError(f"a budget of {budget} texts buys nothing: choose 1 or more")
     if (encode is None) == (output is None):
-        raise UsageError("either encode the documents (encode), or have their ids written (output)")
+        raise UsageError("either encode the documents (--encode), or have their ids written (--output)")
     if output is not None and Path(output).exists():
         raise UsageError(f"{output} exists: choose another name")
     with Cascade(index, map, encode, texts, cache) as cascade:
@@ -143,7 +144,7 @@ def _need(cascade: Cascade, queries: str | Uri | Reader | Any, c: int) -> tuple[
     need, asked = np.zeros(count), 0
     gain = np.arange(1, c + 1) ** -0.5
     with opened(queries) as log:
-        cascade.require_space(log)
+        cascade.require_new(log)
         for vectors, times in _distinct(log):
             asked += int(times.sum())
             places = cascade.candidates(vectors, c)
