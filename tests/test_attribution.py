@@ -144,6 +144,9 @@ def test_each_stage_is_what_brute_force_finds(data: dict[str, np.ndarray], codes
     assert unseen["the map"].value == found["the map"].value
     assert "counted with the target's codes" in unseen["the source's codes"].reason
     assert unseen["the target's codes"].value == pytest.approx((stages[1] - stages[3]).mean(), abs=0.005)
+    unrecorded = built(tmp_path / "any.faiss", data["y"], "Flat")
+    unseen = by_cause(vecferry.check(unrecorded, map=a_map(data, data["x"]), source_exact=exact))
+    assert "counted with the target's codes" in unseen["the source's codes"].reason
 
 
 def without_own(queries: np.ndarray, documents: np.ndarray, own: np.ndarray) -> np.ndarray:

@@ -53,8 +53,9 @@ def attribute(
     The steps: re-embedding, the map applied to `exact` source vectors, to those of `source` as it stores them (None
     for the hold-out's), `true` vectors in the place of some, the vectors of `staged` searched exactly, its own search.
     Without `exact` what `lossy` codes of the source lost is unknown (None for lossy: so is whether there are any), and
-    counted with the map. Without queries documents stand in, and it is doc-agreement. Last comes index overlap, which
-    is measured at full size.
+    counted with the map; so it is where neither `source` nor the hold-out has what its codes gave back, and then it
+    is counted with the target's codes. Without queries documents stand in, and it is doc-agreement. Last comes index
+    overlap, which is measured at full size.
     """
     metric: Metric = m.card.metric if m.card is not None else "cosine"
     k = evaluation.k
@@ -82,7 +83,11 @@ def attribute(
         vectors = exact.take(held.ids.cast(exact.info.id_type or held.ids.type)).vectors
         from_exact = of(m.apply(vectors))
         losses.append(Loss.of(MAP, name, before - from_exact, seed=seed))
-        if source is None and lossy and np.allclose(vectors, held.source, rtol=0, atol=SAME * np.abs(vectors).max()):
+        if (
+            source is None
+            and lossy is not False
+            and np.allclose(vectors, held.source, rtol=0, atol=SAME * np.abs(vectors).max())
+        ):
             losses.append(Loss(SOURCE_CODES, name, reason=UNSEEN))
         else:
             losses.append(Loss.of(SOURCE_CODES, name, from_exact - as_stored, seed=seed))
