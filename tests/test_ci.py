@@ -14,13 +14,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from click.testing import CliRunner
 
 from vecferry import Report
 from vecferry.cli import cli
-from vecferry.demo import NEW, write_store
+from vecferry.demo import DATA, NEW, write_store
 from vecferry.store import open_reader
 
 ROOT = Path(__file__).parents[1]
@@ -127,10 +128,29 @@ def test_the_other_commands_of_the_readme_run_as_they_stand(folder: Path) -> Non
     for name in ("Cascade", "All commands"):
         done = bash(folder, shell(parts[name]))
         assert done.returncode == 0, done.stderr
-    (code,) = re.findall(r"```python\n(.*?)\n```", parts["All commands"], re.DOTALL)
-    ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+        (code,) = re.findall(r"```python\n(.*?)\n```", parts[name], re.DOTALL)
+        ran = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stderr
     assert ran.stdout.endswith(" True\n")
+
+
+@pytest.mark.usefixtures("job")
+def test_texts_are_encoded_as_the_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the README with a new model that looks its vectors up: the same as those of the demo's `encoded`."""
+    documents = pq.read_table(DATA / "documents.parquet")
+    known = dict(zip(documents["text"].to_pylist(), documents["minilm"].to_pylist(), strict=True))
+
+    class Model:
+        def encode(self, texts: list[str]) -> Any:
+            return np.array([known[text] for text in texts], np.float32)
+
+    monkeypatch.chdir(folder)
+    pq.write_table(documents.select(["id", "text"]), "docs.parquet")
+    (code,) = re.findall(r"```python\n(.*?)\n```", sections()["Your own data"], re.DOTALL)
+    exec(code, {"new_model": Model()})
+    with open_reader("encoded.parquet") as made, open_reader("encoded") as theirs:
+        ids = next(theirs.ids(10_000))
+        np.testing.assert_array_equal(made.take(ids).vectors, theirs.take(ids).vectors)
 
 
 def test_the_recipe_installs_extras_that_exist() -> None:

@@ -251,11 +251,15 @@ def test_a_dry_run_says_what_would_be_built_by_which_map_and_for_which_gate(
     shown = CliRunner().invoke(cli, [*command, "--gate", "agreement@10 >= .30 AND Doc-Agreement@5>0.2"])
     assert shown.exit_code == 0, shown.output
     lines = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
-    assert lines["target"].startswith(f"faiss IVF8,SQfp16 of float32, {D_OUT} dimensions, metric cosine")
+    built = f"faiss IVF8,SQfp16, dtype float32, {D_OUT} dimensions, metric cosine, rows numbered from 0, nprobe 3"
+    assert lines["target"] == built
     assert lines["map"] == f"old -> new, by hand, sha256 {card.sha256[:16]}"
     assert lines["gate"] == "agreement@10>=0.3; doc-agreement@5>0.2, as indexed, by the lower end"
     told = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
     assert (told["gate"], told["target"]["index"]) == (None, "IVF8,SQfp16")
+    tables = CliRunner().invoke(cli, ["migrate", source, f"parquet:{tmp_path / 'p'}", *command[3:5], "--dry-run"])
+    assert tables.stdout.startswith("target    parquet, dtype float32"), tables.output
+    assert "gate      none: nothing would block\n" in tables.stdout
     assert not Path(new).exists()
     report = vecferry.migrate(source, f"{new}?nprobe=3", tmp_path / "map", index="IVF8,SQfp16")
     assert isinstance(report, vecferry.Report)

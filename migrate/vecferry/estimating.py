@@ -52,12 +52,13 @@ class Estimate:
         """Write the numbers for people."""
         free = "" if self.free is None else f" ({self.free:,} are free)"
         target, map, gate = self.target, self.map, self.gate
+        structure = f"{target['kind']} {target['index']}".rstrip()
         parameters = "".join(f", {name} {value}" for name, value in target["parameters"].items())
         ids = "rows numbered from 0" if target["id_type"] is None else f"ids {target['id_type']}"
         conditions = "none: nothing would block" if gate is None else "; ".join(gate) + ", as indexed, by the lower end"
         return (
-            f"target    {target['kind']} {target['index']} of {target['dtype']}, {target['dim']} dimensions, "
-            f"metric {target['metric']}, {ids}{parameters}\n"
+            f"target    {structure}, dtype {target['dtype']}, {target['dim']} dimensions, metric {target['metric']}, "
+            f"{ids}{parameters}\n"
             f"map       {map['source'] or 'an unnamed space'} -> {map['target'] or 'an unnamed space'}, "
             f"{map['solver']}, sha256 {map['sha256']}\n"
             f"gate      {conditions}\n"
@@ -127,7 +128,7 @@ def estimate(
             "dim": built.dim,
             "metric": built.metric,
             "id_type": None if built.id_type is None else str(built.id_type),
-            "parameters": dict(built.parameters),
+            "parameters": {**built.parameters, **plan.destination.options},
         },
         map={
             "source": card.source.space,
