@@ -150,7 +150,8 @@ def find_vectors(schema: pa.Schema, where: str, asked: str | None, dtype: str | 
     matches = sorted((m for m in fields if ".".join(m[0]) == asked), key=lambda m: len(m[0]))
     if not matches:
         names = ", ".join(".".join(path) for path, _ in fields)
-        raise UsageError(f"{where}: no column {asked!r} among {names}: name the one with the vectors, ?vector=NAME")
+        named = _with(where, vector="NAME")
+        raise UsageError(f"{where}: no column {asked!r} among {names}: name the one with the vectors, as in {named}")
     path, kind = matches[0]
     if _is_binary(kind):
         if dtype not in BLOB_DTYPES:
@@ -175,7 +176,10 @@ def find_ids(schema: pa.Schema, where: str, asked: str | None) -> str | None:
         return None
     if asked is not None:
         if asked not in schema.names:
-            raise UsageError(f"{where}: no column {asked!r} for the ids among {', '.join(schema.names)}")
+            named = _with(where, id="COLUMN")
+            raise UsageError(
+                f"{where}: no column {asked!r} for the ids among {', '.join(schema.names)}: name one, as in {named}"
+            )
         if not is_id_type(schema.field(asked).type):
             raise UsageError(
                 f"{where}: column {asked} holds {schema.field(asked).type}; ids are integers, strings or binary"
