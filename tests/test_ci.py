@@ -96,7 +96,8 @@ def test_the_readme_shows_what_the_demo_says(folder: Path) -> None:
     (excerpt,) = re.findall(
         r"<!-- said by the demo -->\n```text\n(.*?)\n```", sections()["What the demo shows"], re.DOTALL
     )
-    assert excerpt in (folder / "said.txt").read_text(encoding="utf-8")
+    said = (folder / "said.txt").read_text(encoding="utf-8").replace(str(folder), "vecferry-demo")
+    assert " ".join(excerpt.split()) in " ".join(said.split())
 
 
 @pytest.fixture(scope="module")
