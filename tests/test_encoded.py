@@ -83,7 +83,7 @@ def test_true_vectors_are_lost_among_translated_ones_on_one_pair_and_not_on_the_
     assert set(ids) == set(held)
 
     target = f"parquet:{tmp_path / 'new'}"
-    report = vecferry.migrate(source, target, m, encoded=pairs, gate="agreement@10>=0.2")
+    report = vecferry.migrate(source, target, m, encoded=pairs, gate=f"agreement@10@{HELD}>=0.2")
     assert isinstance(report, Report)
     # the same by numpy: a quarter of all other documents is true, so a quarter of those held out is
     draw = HeldIn.draw(HELD, len(fitted) / (len(x) - HELD), 0)
