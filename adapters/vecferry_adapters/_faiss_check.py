@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vecferry.errors import DataError
-from vecferry_adapters._faiss_file import load_faiss
+import numpy as np
 
-Fact = tuple[str, int, int]
-"""(what it is, how much it is, how much it must be)."""
+from vecferry.errors import DataError
+from vecferry_adapters._faiss_file import bytes_at, load_faiss
+from vecferry_adapters._faiss_graph import Fact, graph_facts
 
 
 def check(index: Any, where: str) -> None:
@@ -35,7 +35,15 @@ def _facts(index: Any) -> Iterator[Fact]:
     elif isinstance(index, faiss.IndexRefine):
         yield from _within(index.base_index, index.d, index.ntotal)
         yield from _within(index.refine_index, index.d, index.ntotal)
-    elif isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):
+        yield "labels that are no rows", labels_outside(index.base_index, index.ntotal), 0
+    elif isinstance(index, faiss.IndexIDMap):
+        yield from _within(index.index, index.d, index.ntotal)
+        yield "the number of ids", index.id_map.size(), index.ntotal
+        yield "labels that are no rows", labels_outside(index.index, index.ntotal), 0
+    elif isinstance(index, faiss.IndexHNSW):
+        yield from _within(index.storage, index.d, index.ntotal)
+        yield from graph_facts(index)
+    elif isinstance(index, (faiss.IndexNSG, faiss.IndexNNDescent)):
         yield from _within(index.storage, index.d, index.ntotal)
     elif isinstance(index, faiss.IndexIVF):
         quantizer = faiss.downcast_index(index.quantizer)
@@ -49,6 +57,8 @@ def _facts(index: Any) -> Iterator[Fact]:
         if isinstance(index, faiss.IndexFlat):
             yield "the bytes of a vector", index.code_size, 4 * index.d
         yield from _codec(faiss, index)
+    elif isinstance(index, faiss.IndexRaBitQFastScan):
+        pass  # its codes hold more than the bits; a process of its own has read such a file before
     elif isinstance(index, faiss.IndexFastScan):
         rows = -(-index.ntotal // index.bbs) * index.bbs if index.bbs else -1
         yield "the rows that codes are padded to", index.ntotal2, rows
@@ -63,6 +73,31 @@ def _within(index: Any, d: int, rows: int) -> Iterator[Fact]:
     yield f"the dimension of {type(index).__name__}", index.d, d
     yield f"the number of rows of {type(index).__name__}", index.ntotal, rows
     yield from _facts(index)
+
+
+def _width(aq: Any) -> int:
+    """Return the dimensions of an entry of an additive quantizer's codebooks."""
+    return int(aq.d) // max(1, int(getattr(aq, "nsplits", 1)))
+
+
+def labels_outside(index: Any, rows: int) -> int:
+    """Count labels in inverted lists that aren't numbers of rows, though what is around the index takes them for such.
+
+    A search would compute addresses from them. FAISS itself makes them where rows are deleted through an id map: the
+    map moves up, the labels in the lists don't.
+    """
+    faiss = load_faiss()
+    index = faiss.downcast_index(index)
+    if isinstance(index, faiss.IndexPreTransform):
+        return labels_outside(index.index, rows)
+    if not isinstance(index, faiss.IndexIVF):
+        return 0
+    lists, wrong = faiss.downcast_InvertedLists(index.invlists), 0
+    for number in range(lists.nlist):
+        labels = bytes_at(lists.get_ids(number), 8 * lists.list_size(number)).view(np.int64)
+        if len(labels) and not (labels.min() >= 0 and labels.max() < rows):
+            wrong += int(((labels < 0) | (labels >= rows)).sum())
+    return wrong
 
 
 def _transform(faiss: Any, transform: Any) -> Iterator[Fact]:
@@ -87,12 +122,17 @@ def _codec(faiss: Any, index: Any) -> Iterator[Fact]:
             yield "the bits of the FastScan code", pq.nbits, 4
             yield "the padded parts of the FastScan code", index.M2, -(-pq.M // 2) * 2
             yield "the centroids of the FastScan code", index.ksub, pq.ksub
+        elif isinstance(index, faiss.Index2Layer):
+            yield "the bytes of a code", index.code_size, index.code_size_1 + index.code_size_2
+            yield "the bytes of the second part of a code", index.code_size_2, pq.code_size
+            yield from _within(index.q1.quantizer, index.d, index.q1.nlist)
         else:
             yield "the bytes of a code", index.code_size, pq.code_size
         yield "the bytes of a code", pq.code_size, (pq.M * pq.nbits + 7) // 8
     if isinstance(sq := getattr(index, "sq", None), faiss.ScalarQuantizer):
         yield "the dimension of the scalar quantizer", sq.d, index.d
-        yield "the bytes of a code", index.code_size, sq.code_size
+        if not isinstance(index, (faiss.IndexEDEN, faiss.IndexIVFEDEN)):  # codes with factors behind them
+            yield "the bytes of a code", index.code_size, sq.code_size
         each = {faiss.ScalarQuantizer.QT_8bit: 8, faiss.ScalarQuantizer.QT_6bit: 6, faiss.ScalarQuantizer.QT_4bit: 4}
         if (bits := each.get(sq.qtype)) is not None:
             yield "the bytes of a code", sq.code_size, (index.d * bits + 7) // 8
@@ -100,8 +140,20 @@ def _codec(faiss: Any, index: Any) -> Iterator[Fact]:
                 yield "the ranges of the scalar quantizer", sq.trained.size(), 2 * index.d
         elif sq.qtype in (faiss.ScalarQuantizer.QT_fp16, faiss.ScalarQuantizer.QT_bf16):
             yield "the bytes of a code", sq.code_size, 2 * index.d
-    if (aq := getattr(index, "rq", None) or getattr(index, "lsq", None)) is not None:
-        yield "the dimension of the additive quantizer", aq.d, index.d
-        yield "the bytes of a code", index.code_size, aq.code_size
+    for name in ("rq", "lsq", "prq", "plsq"):
+        if (aq := getattr(index, name, None)) is not None:
+            yield "the dimension of the additive quantizer", aq.d, index.d
+            # each part of a product has codebooks of its own dimensions only
+            yield "the size of its codebooks", aq.codebooks.size(), _width(aq) * aq.total_codebook_size
+            if not isinstance(index, faiss.IndexFastScan):
+                yield "the bytes of a code", index.code_size, aq.code_size
+    if isinstance(index, faiss.IndexLSH):
+        yield "the bytes of a code", index.code_size, (index.nbits + 7) // 8
+        if index.train_thresholds and index.is_trained:
+            yield "the number of thresholds", index.thresholds.size(), index.nbits
+        if index.rotate_data:
+            yield "the input dimension of a rotation", index.rrot.d_in, index.d
+            yield "the output dimension of a rotation", index.rrot.d_out, index.nbits
+            yield from _transform(faiss, index.rrot)
     if (bits := getattr(index, "rabitq", None)) is not None:
         yield "the dimension of RaBitQ", bits.d, index.d

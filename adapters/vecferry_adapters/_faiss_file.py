@@ -26,6 +26,8 @@ HEADER = struct.Struct("<4siqqqBi")
 FIXED = 1 << 20
 _LIBC = ctypes.CDLL(None)
 ID_MAPS = {b"IxMp": "IDMap", b"IxM2": "IDMap2"}
+UNREADABLE = {b"IxFP": "IndexFlatPanorama", b"IxLa": "IndexLattice"}
+"""Types with a header of their own whose rows can't be read."""
 BINARY = (b"IBxF", b"IBwF", b"IBFf", b"IBHf", b"IBHc", b"IBMp", b"IBM2", b"IBHh", b"IBHm", b"IBSp")
 
 
@@ -60,7 +62,7 @@ def is_index(path: Path) -> bool:
         return False
     kind, dim, rows, *fixed, trained, _ = HEADER.unpack(head)
     floats = kind[:1] == b"I" and fixed == [FIXED, FIXED] and dim > 0 and rows >= 0 and trained in (0, 1)
-    return floats or kind in BINARY
+    return floats or kind in BINARY or kind in UNREADABLE
 
 
 def find_files(path: str) -> list[Path]:
@@ -73,6 +75,14 @@ def find_files(path: str) -> list[Path]:
     else:
         found = [Path(p) for p in glob.glob(path, recursive=True)]  # noqa: PTH207 (Path.glob takes no absolute pattern)
     return sorted(p for p in found if p.name[0] != "." and p.suffix != ".bak" and p.is_file() and is_index(p))
+
+
+def unreadable_type(where: str, name: str) -> UnsupportedError:
+    """Return the error for a type whose rows can't be read, with the cure."""
+    return UnsupportedError(
+        f"{where} is an {name}, whose rows can't be read: rebuild it as another type, or start from the vectors that "
+        "it was made of"
+    )
 
 
 def bytes_at(address: Any, size: int) -> NDArray[np.uint8]:
@@ -113,6 +123,8 @@ def open_index(path: Path, *, probed: bool = False) -> OpenIndex:
     faiss = load_faiss()
     if is_binary(path):
         raise UnsupportedError(f"{path} is an index of binary codes: a linear map does not apply to binary codes")
+    if (kind := _head(path)[:4]) in UNREADABLE:
+        raise unreadable_type(str(path), UNREADABLE[kind])
     if not is_index(path):
         raise DataError(f"{path} is not a FAISS index of a known type, or was cut short")
     with path.open("rb") as file:

@@ -97,8 +97,8 @@ def _flat(file: Cursor, depth: int) -> _Head:
 
 
 def _codes(file: Cursor, head: _Head, width: int) -> _Head:
-    if head.rows:
-        file.between("the bytes of a code", width, 1, len(file.data))
+    if head.rows and not width:
+        raise DataError(f"{file.where} has codes of no bytes: nothing of its vectors is in it")
     file.vector(1, "the codes", head.rows * width)
     return head
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -224,6 +224,7 @@ class Transformed:
 
     inner: Rows
     chain: tuple[Any, ...]
+    reverses: tuple[Callable[[Floats], Floats], ...]
     code: str
     lossy: bool
 
@@ -245,24 +246,37 @@ class Transformed:
     def vectors(self, where: Where) -> Floats:
         """Decode the rows and undo the transforms."""
         vectors = self.inner.vectors(where)
-        return _undo(self.chain, vectors) if self.chain else vectors
+        for reverse in reversed(self.reverses):
+            vectors = reverse(vectors)
+        return vectors
 
     def labels(self, where: Where) -> Ints | None:
         """Return what the index inside calls the rows."""
         return self.inner.labels(where)
 
 
-def _undo(chain: tuple[Any, ...], x: Floats) -> Floats:
-    """Undo transforms in blocks of one size: BLAS gives other bits for other numbers of rows."""
-    out = np.empty((len(x), chain[0].d_in), np.float32)
-    for start in range(0, len(x), BLOCK):
-        part = x[start : start + BLOCK]
-        y = np.zeros((BLOCK, x.shape[1]), np.float32)
-        y[: len(part)] = part
-        for transform in reversed(chain):
-            y = transform.reverse_transform(y)
-        out[start : start + len(part)] = y[: len(part)]
-    return out
+def reverse_of(transform: Any) -> Callable[[Floats], Floats]:
+    """Return the function that undoes a transform; a row's bits don't depend on the rows around it.
+
+    FAISS's own product gives a row other bits at another place among the rows. This one is rounded once, from float64.
+    """
+    faiss = load_faiss()
+    if not isinstance(transform, faiss.LinearTransform):
+        reverse: Callable[[Floats], Floats] = transform.reverse_transform
+        return reverse
+    matrix = faiss.vector_to_array(transform.A).reshape(transform.d_out, transform.d_in).astype(np.float64)
+    bias = faiss.vector_to_array(transform.b).astype(np.float64) if transform.have_bias else np.zeros(transform.d_out)
+
+    def undo(x: Floats) -> Floats:
+        out = np.empty((len(x), len(matrix[0])), np.float32)
+        block = np.zeros((BLOCK, len(matrix)))
+        for start in range(0, len(x), BLOCK):
+            part = x[start : start + BLOCK]
+            np.subtract(part, bias, out=block[: len(part)])
+            out[start : start + BLOCK] = (block @ matrix)[: len(part)]
+        return out
+
+    return undo
 
 
 def _length(where: Where) -> int:

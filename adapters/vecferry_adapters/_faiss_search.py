@@ -100,11 +100,14 @@ def _among(index: Any, rows: Rows, queries: Floats, k: int, labels: Ints) -> Fou
         places, scores = _exact(index, rows.vectors(labels), queries, k)
         return np.where(places == -1, -1, labels[places]), scores
     selector = faiss.IDSelectorBatch(labels)
-    if isinstance(index, faiss.IndexIVF):
-        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=index.nprobe)
-    elif isinstance(index, faiss.IndexHNSW):
-        own, share = index.hnsw.efSearch, index.ntotal / max(1, len(labels))
-        wider = min(math.ceil(own * share), EF_MOST, index.ntotal)
+    inside = index
+    while isinstance(inside, faiss.IndexIDMap):  # which translates a selector
+        inside = faiss.downcast_index(inside.index)
+    if isinstance(inside, faiss.IndexIVF):
+        parameters = faiss.SearchParametersIVF(sel=selector, nprobe=inside.nprobe)
+    elif isinstance(inside, faiss.IndexHNSW):
+        own, share = inside.hnsw.efSearch, inside.ntotal / max(1, len(labels))
+        wider = min(math.ceil(own * share), EF_MOST, inside.ntotal)
         parameters = faiss.SearchParametersHNSW(sel=selector, efSearch=max(own, wider))
     else:
         parameters = faiss.SearchParameters(sel=selector)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from vecferry.batch import Cursor, Floats, Positions, VectorBatch
 from vecferry.errors import DataError, IncompatibleError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
+from vecferry_adapters._faiss_check import labels_outside
 from vecferry_adapters._faiss_describe import describe, tuned
 from vecferry_adapters._faiss_factory import integer
 from vecferry_adapters._faiss_file import Ints, OpenIndex, find_files, is_index, load_faiss, open_index, unwrap
@@ -81,8 +82,11 @@ def wrap(index: Any) -> FaissReader | None:
     if hasattr(faiss, "GpuIndex") and isinstance(index, faiss.GpuIndex):
         index = faiss.index_gpu_to_cpu(index)
     shards = [index]
-    if isinstance(whole := faiss.downcast_index(index), faiss.IndexShards):
+    whole = faiss.downcast_index(index)
+    if isinstance(whole, faiss.IndexShards):
         shards = [whole.at(i) for i in range(whole.count())]
+    elif isinstance(whole, faiss.IndexReplicas):
+        shards = [whole.at(0)]
     reader = FaissReader(Uri("", f"in-memory {type(index).__name__}"), [unwrap(i) for i in shards], [{}] * len(shards))
     reader.keep = index
     return reader
@@ -108,6 +112,14 @@ class FaissReader:
         where, missing = part.path or self._uri, self._uri.options.get("missing", "fail")
         if missing not in ("fail", "skip"):
             raise UsageError(f"{self._uri}: missing is fail or skip, not {missing}")
+        if part.id_map is not None and labels_outside(part.index, len(part.id_map)):
+            raise DataError(
+                f"{where} has an {part.outer} around inverted lists that refer to rows beyond its {len(part.id_map)} "
+                "ids: FAISS leaves that behind when rows are deleted from such an index, and it gives wrong ids since "
+                "then. Build it again, without the id map: inverted lists keep ids themselves"
+            )
+        if rows.count > part.index.ntotal:
+            raise DataError(f"{where} is damaged: it counts {part.index.ntotal} rows, and holds {rows.count}")
         if rows.count != part.index.ntotal and missing == "fail":
             raise DataError(
                 f"{where} counts {part.index.ntotal} rows, but only {rows.count} are in its inverted lists: FAISS "
