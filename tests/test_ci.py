@@ -49,6 +49,13 @@ def test_the_demo_says_the_verdict_and_its_meaning_before_the_tables(folder: Pat
     assert re.search(r"PASS: gate agreement@10>=0.35; faiss:\S+new.faiss is published\.", said)
     found = re.findall(r"finds? (\d\.\d) \(among|old queries (\d\.\d),|new model's queries (\d\.\d):", said)
     assert ["".join(groups) for groups in found] == [f"{10 * cell.value:.1f}" for cell in cells if cell and cell.value]
+    told = report.evaluation.cell("as indexed", "agreement", 10, 4500)
+    assert told is not None
+    assert told.low is not None
+    assert told.high is not None
+    numbers = re.findall(r"was foretold, (0\.\d+) \[(0\.\d+), (0\.\d+)\].* it is (0\.\d+)\.", said)[0]
+    assert list(numbers[:3]) == [f"{x:.3f}" for x in (told.value, told.low, told.high)]
+    assert told.low < float(numbers[3]) < told.high  # the truth, which a real job doesn't have
     assert said.index("PASS") < said.index("no more.") < said.index("interval")
 
 
