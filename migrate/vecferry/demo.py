@@ -129,8 +129,8 @@ def meaning(report: vecferry.Report, full: vecferry.Report) -> str:
         f"{known[AS_INDEXED]:.3f}, a cascade {known[CASCADE]:.3f} (it re-ranks with true vectors what the translated "
         f"index finds), and re-embedding everything {known[RE_EMBEDDED]:.3f}. Translation carries the old model's "
         "information, and no more.",
-        f"A number is for a corpus of its size: for all {rows:,} documents agreement@{K} was foretold, {told.value:.3f} "
-        f"[{told.low:.3f}, {told.high:.3f}], by which the gate decided. Measured against re-embedding all of them it is "
-        f"{value(AS_INDEXED, 'agreement', whole):.3f}.",
+        f"A number is for a corpus of its size: for all {rows:,} documents agreement@{K} was foretold, "
+        f"{told.value:.3f} [{told.low:.3f}, {told.high:.3f}], by which the gate decided. Measured against re-embedding "
+        f"all of them it is {value(AS_INDEXED, 'agreement', whole):.3f}.",
     ]
     return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
