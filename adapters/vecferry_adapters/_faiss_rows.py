@@ -264,16 +264,19 @@ def reverse_of(transform: Any) -> Callable[[Floats], Floats]:
     if not isinstance(transform, faiss.LinearTransform):
         reverse: Callable[[Floats], Floats] = transform.reverse_transform
         return reverse
-    matrix = faiss.vector_to_array(transform.A).reshape(transform.d_out, transform.d_in).astype(np.float64)
-    bias = faiss.vector_to_array(transform.b).astype(np.float64) if transform.have_bias else np.zeros(transform.d_out)
+    matrix = faiss.vector_to_array(transform.A).reshape(transform.d_out, transform.d_in)
+    bias = faiss.vector_to_array(transform.b) if transform.have_bias else np.zeros(transform.d_out, np.float32)
 
     def undo(x: Floats) -> Floats:
-        out = np.empty((len(x), len(matrix[0])), np.float32)
-        block = np.zeros((BLOCK, len(matrix)))
-        for start in range(0, len(x), BLOCK):
-            part = x[start : start + BLOCK]
-            np.subtract(part, bias, out=block[: len(part)])
-            out[start : start + BLOCK] = (block @ matrix)[: len(part)]
+        out = np.empty((len(x), transform.d_in), np.float32)
+        block = np.zeros((BLOCK, transform.d_out))
+        with np.errstate(all="ignore"):  # what isn't finite is found by those who read the rows
+            wide = matrix.astype(np.float64)
+            for start in range(0, len(x), BLOCK):
+                part = x[start : start + BLOCK]
+                block[: len(part)] = part
+                block[: len(part)] -= bias
+                out[start : start + BLOCK] = (block @ wide)[: len(part)]
         return out
 
     return undo
