@@ -3,8 +3,9 @@
     python benchmarks/bench_assess.py --data ../shared/data
 
 For each ordered pair of the five encoders: an index of the first 10,000 documents; pairs are the documents relevant
-to the assessing queries and uniform others. What happens is measured with 1,000 other queries and maps learned from
-as many documents that are not in the index. Resumable: finished rows are kept in the results.
+to the assessing queries and uniform others. What happens is measured with 1,000 other queries and the maps that
+`vecferry fit` makes by default of as many documents that are not in the index. Intervals are held against it with the
+uncertainty of those 1,000 queries allowed for. Resumable: finished rows are kept in the results.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 import vecferry
-from vecferry.crossfit import learner
 from vecferry.holdout import Qrels
 from vecferry.recall import Truth, interval, ndcg, rerank, topk
 from vecferry.verdict import KEEPS, MAP_QUERIES, NOTHING, RE_EMBED, TRANSLATE
@@ -30,7 +30,7 @@ from vecferry.ways import CANDIDATES, K, cascade
 RESULTS = Path(__file__).parent / "results" / "bench_assess.json"
 MODELS = ("minilm", "e5", "smollm2_eol", "smollm2_mean", "glove")
 INDEX = 10_000
-SIZES = ((600, 200), (2000, 500))  # pairs, queries
+SIZES = ((600, 200), (1200, 400))  # pairs, queries
 
 
 def unit(path: Path) -> Any:
@@ -51,38 +51,48 @@ class Data:
         self.assessing, self.judging = order[:1000], order[1000:]
 
 
+def store(folder: str, name: str, vectors: Any, ids: Any) -> str:
+    for suffix, array in (("", vectors), ("-ids", ids)):
+        np.save(Path(folder) / f"{name}{suffix}.npy", array)
+    return f"npy:{folder}/{name}.npy?ids={folder}/{name}-ids.npy"
+
+
 def assess(data: Data, old: str, new: str, pairs: int, queries: int) -> vecferry.Assessment:
     asked = data.assessing[:queries]
     relevant = np.unique(data.relevant[asked])
     others = np.setdiff1d(np.random.default_rng(1).permutation(INDEX), relevant, assume_unique=True)
     rows = np.sort(np.concatenate([relevant, others[: pairs - len(relevant)]]))
     with tempfile.TemporaryDirectory() as folder:
-
-        def store(name: str, vectors: Any, ids: Any) -> str:
-            for suffix, array in (("", vectors), ("-ids", ids)):
-                np.save(Path(folder) / f"{name}{suffix}.npy", array)
-            return f"npy:{folder}/{name}.npy?ids={folder}/{name}-ids.npy"
-
         qrels = Path(folder) / "qrels.tsv"
         qrels.write_text("".join(f"{q}\t{data.relevant[q]}\t1\n" for q in asked))
         return vecferry.assess(
-            store("index", data.documents[old][:INDEX], np.arange(INDEX)),
-            store("pairs", data.documents[new][rows], rows),
-            queries=store("new", data.queries[new][asked], asked),
-            source_queries=store("old", data.queries[old][asked], asked),
+            store(folder, "index", data.documents[old][:INDEX], np.arange(INDEX)),
+            store(folder, "pairs", data.documents[new][rows], rows),
+            queries=store(folder, "new", data.queries[new][asked], asked),
+            source_queries=store(folder, "old", data.queries[old][asked], asked),
             qrels=qrels,
         )
 
 
+def fitted(data: Data, old: str, new: str, pairs: int, queries: int) -> list[vecferry.LinearMap]:
+    """Fit both maps as a user would: `fit` holds out a fifth of the pairs and half of the queries itself."""
+    asked, rows = data.assessing[:queries], np.arange(INDEX, INDEX + pairs)
+    with tempfile.TemporaryDirectory() as folder:
+        stores = {
+            "source": store(folder, "source", data.documents[old][rows], rows),
+            "target": store(folder, "target", data.documents[new][rows], rows),
+            "queries": store(folder, "new", data.queries[new][asked], asked),
+            "source_queries": store(folder, "old", data.queries[old][asked], asked),
+        }
+        return [vecferry.fit(**stores, direction=direction) for direction in ("document", "query")]
+
+
 def outcome(data: Data, old: str, new: str, pairs: int, queries: int) -> dict[str, dict[str, float]]:
     """Measure every way at the size of the index, with other queries and maps of other documents."""
-    learn, asked, fit = learner("ridge", "cosine", 0), data.judging, slice(INDEX, INDEX + pairs)
-    half = data.assessing[: queries // 2]
+    asked = data.judging
     x, y = (data.documents[m] for m in (old, new))
-    moved = learn(x[fit], y[fit]).apply(x[:INDEX])
-    queries_map = learn(
-        np.concatenate([y[fit], data.queries[new][half]]), np.concatenate([x[fit], data.queries[old][half]])
-    )
+    documents_map, queries_map = fitted(data, old, new, pairs, queries)
+    moved = documents_map.apply(x[:INDEX])
     true = Truth.of(data.queries[new][asked], y[:INDEX], K, "cosine")
     found = {
         NOTHING: topk(data.queries[old][asked], x[:INDEX], K, "cosine")[0],
@@ -102,11 +112,26 @@ def outcome(data: Data, old: str, new: str, pairs: int, queries: int) -> dict[st
             "agreement": float(true.agreement(places, K).mean()),
             "ndcg": float(values[name].mean()),
             "retention": float(values[name].mean() / values[RE_EMBED].mean()),
+            "retention_error": error_of_log(values[name], values[RE_EMBED]),
             "break_even": value,
             "low": low,
             "high": high,
         }
     return rows
+
+
+def error_of_log(values: Any, over: Any) -> float:
+    """Return the standard error of the logarithm of a ratio of means, by the delta method."""
+    moves = values / values.mean() - over / over.mean()
+    return float(moves.std(ddof=1) / np.sqrt(len(moves)))
+
+
+def covers(cell: dict[str, Any], truth: float, error: float) -> bool:
+    """Say whether an interval holds the truth, of whose logarithm no more is known than the standard error."""
+    if not cell["value"] or not cell["low"]:
+        return bool(cell["low"] <= truth <= cell["high"])
+    own = np.log(cell["high"] / cell["low"]) / 2 / 1.96
+    return bool(abs(np.log(cell["value"] / truth)) <= 1.96 * np.hypot(own, error))
 
 
 def compare(assessed: dict[str, Any], happened: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -121,7 +146,7 @@ def compare(assessed: dict[str, Any], happened: dict[str, dict[str, float]]) -> 
         if (standing == "pays" and happened[name]["high"] < 1) or (standing == "loses" and happened[name]["low"] > 1)
     ]
     kept = happened[verdict["instead"]]["retention"]
-    covered, errors, plain = [], [], []
+    covered, errors, plain, foretold = [], [], [], []
     for way in assessed["ways"]:
         cells = {c["metric"]: c for c in way["cells"]}
         ratio, retention = cells["break-even.ndcg"], cells["retention.ndcg"]
@@ -129,8 +154,12 @@ def compare(assessed: dict[str, Any], happened: dict[str, dict[str, float]]) -> 
             continue
         errors.append(abs(retention["value"] - happened[way["name"]]["retention"]))
         base = next(c for c in assessed["ways"][-1]["cells"] if c["metric"] == "ndcg")["value"]
-        plain.append(abs(cells["ndcg"]["value"] / base - happened[way["name"]]["retention"]))
-        covered.append(retention["low"] <= happened[way["name"]]["retention"] <= retention["high"])
+        if cells["ndcg"]["value"] is not None:
+            plain.append(abs(cells["ndcg"]["value"] / base - happened[way["name"]]["retention"]))
+        covered.append(covers(retention, happened[way["name"]]["retention"], happened[way["name"]]["retention_error"]))
+        told, true = way["foretold"], happened[way["name"]]["agreement"]
+        if told["value"] is not None:
+            foretold.append([abs(told["value"] - true), told["low"] <= true <= told["high"]])
     return {
         "said": said,
         "happened": truth,
@@ -144,13 +173,19 @@ def compare(assessed: dict[str, Any], happened: dict[str, dict[str, float]]) -> 
         "retention_error": float(np.mean(errors)),
         "retention_error_unprojected": float(np.mean(plain)),
         "covered": float(np.mean(covered)),
+        "foretold_error": float(np.mean([error for error, _ in foretold])),
+        "foretold_covered": float(np.mean([inside for _, inside in foretold])),
     }
 
 
 def numbers(assessed: dict[str, Any]) -> dict[str, Any]:
     """Return each way's measured cells as value, low, high."""
     return {
-        way["name"]: {c["metric"]: [c["value"], c["low"], c["high"]] for c in way["cells"] if c["value"] is not None}
+        way["name"]: {
+            metric: [c["value"], c["low"], c["high"]]
+            for metric, c in [*((c["metric"], c) for c in way["cells"]), ("foretold", way["foretold"])]
+            if c["value"] is not None
+        }
         for way in assessed["ways"]
     }
 
@@ -190,11 +225,12 @@ def main() -> None:
             f"{pairs:5} {old:12} -> {new:12} said {row['said']:10} happened {row['happened']:10} "
             f"way {row['way'] or '-':20} instead {row['instead'] or '-':20} keeps {row['instead_kept']:.2f}  "
             f"error {row['retention_error']:.3f} (unprojected {row['retention_error_unprojected']:.3f}) "
-            f"covered {row['covered']:.2f}  {'; '.join(row['wrong'])}  {time.perf_counter() - started:.0f} s",
+            f"covered {row['covered']:.2f}  foretold {row['foretold_error']:.3f} {row['foretold_covered']:.2f}  "
+            f"{'; '.join(row['wrong'])}  {time.perf_counter() - started:.0f} s",
             flush=True,
         )
         RESULTS.parent.mkdir(exist_ok=True)
-        parameters = {"index": INDEX, "judging_queries": len(data.judging), "sizes": SIZES, "solver": "ridge"}
+        parameters = {"index": INDEX, "judging_queries": len(data.judging), "sizes": SIZES}
         RESULTS.write_text(json.dumps({"parameters": parameters, "results": done}, separators=(",", ":")) + "\n")
     for pairs, _ in SIZES:
         rows = [r for r in done if r["pairs"] == pairs]
@@ -206,7 +242,9 @@ def main() -> None:
             f"the way to stand in keeps {KEEPS:.0%} in {sum(r['instead_holds'] for r in rows)}; retention error "
             f"{np.mean([r['retention_error'] for r in rows]):.3f}, unprojected "
             f"{np.mean([r['retention_error_unprojected'] for r in rows]):.3f}, covered "
-            f"{np.mean([r['covered'] for r in rows]):.2f}"
+            f"{np.mean([r['covered'] for r in rows]):.2f}; agreement foretold to "
+            f"{np.mean([r['foretold_error'] for r in rows]):.3f}, covered "
+            f"{np.mean([r['foretold_covered'] for r in rows]):.2f}"
         )
 
 

@@ -12,6 +12,7 @@ CORE = ROOT / "migrate" / "vecferry"
 ADAPTERS = ROOT / "adapters" / "vecferry_adapters"
 ORDER = [
     ["errors", "options"],
+    ["jsonfile"],
     ["batch", "linear"],
     ["mapcard"],
     ["store", "mapfile"],
@@ -85,7 +86,7 @@ def test_core_imports_go_one_way(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(ADAPTERS.rglob("*.py")), ids=lambda p: p.stem)
 def test_adapters_import_the_contract_and_no_other_store(path: Path) -> None:
-    allowed = {"vecferry.batch", "vecferry.store", "vecferry.errors"}
+    allowed = {"vecferry.batch", "vecferry.store", "vecferry.errors", "vecferry.jsonfile"}
     for module in imports(path):
         if module == "vecferry" or module.startswith("vecferry."):
             assert module in allowed, f"{path.name} imports {module}"

@@ -20,7 +20,8 @@ from vecferry.errors import (
 )
 
 if TYPE_CHECKING:
-    from vecferry.assessing import Assessment, assess
+    from vecferry.assessing import assess
+    from vecferry.assessment import Assessment
     from vecferry.cascade import Cascade
     from vecferry.checking import check
     from vecferry.fitting import fit
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Assessment": "assessing",
+    "Assessment": "assessment",
     "Cascade": "cascade",
     "Gate": "gate",
     "LinearMap": "linear",

@@ -148,6 +148,7 @@ def sample(
 @solver
 @metric
 @bad_rows
+@allow_lossy
 @seed
 @as_json
 def assess(as_json: bool, **arguments: Any) -> None:

@@ -3,36 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from vecferry.auto import LEAST_PAIRS, choose
 from vecferry.batch import Floats, id_keys
-from vecferry.linear import LinearMap, Post, normalize
+from vecferry.linear import LinearMap, Pre, normalize
 from vecferry.pairs import Pairs, Queries
 from vecferry.recall import Metric, Places, topk
-from vecferry.solvers import SOLVERS
+from vecferry.solvers import SOLVERS, Solution
 
 FOLDS = 5
+LEAST_LEFT = 200
+"""Documents that no query is labelled with, which must be left to measure with beside those that choose."""
 
 Learn = Callable[[Floats, Floats], LinearMap]
 Folds = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
-def learner(solver: str, metric: Metric, seed: int) -> Learn:
-    """Return a function from rows of two spaces to the map that `fit` would make of them."""
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Say how maps are made: as `fit` makes them by this solver, but "auto" without rank distillation.
 
-    def learn(x: Floats, y: Floats) -> LinearMap:
-        if metric == "cosine":
-            x, y = x.copy(), y.copy()
-            normalize(x)
-            normalize(y)
-        solution = SOLVERS[solver](x, y, seed=seed)
-        ends: Post = "l2" if metric == "cosine" else "none"
-        return LinearMap(solution.weight, solution.bias, pre=ends, post=ends)
+    That takes longer than all the rest for each map, of which there are a dozen here. `lengths` says whether the
+    documents of the old model differ in length.
+    """
 
-    return learn
+    solver: str
+    metric: Metric
+    lengths: bool
+    seed: int
+
+    def for_documents(self, x: Floats, y: Floats, queries: Floats | None) -> Learn:
+        """Return a function from pairs to a map whose hyperparameters, if it has any, these pairs and queries chose.
+
+        From too few pairs nothing is chosen: "auto" is ridge then.
+        """
+        scale_free = self.metric == "cosine" and self.lengths
+        if self.solver != "auto" or len(x) < LEAST_PAIRS:
+            solver = SOLVERS["ridge" if self.solver == "auto" else self.solver]
+            return partial(self._learn, partial(solver, seed=self.seed), scale_free)
+        chosen = choose(
+            *self._prepared(x, y, scale_free),
+            queries=None if queries is None else self._ranked(queries),
+            metric=self.metric,
+            centring=not scale_free,
+            seed=self.seed,
+            effort=0,
+        )
+        return partial(self._learn, chosen.refit, scale_free)
+
+    def for_queries(self) -> Learn:
+        """Return a function from pairs to a map of queries; `auto` is ridge for these."""
+        solver = SOLVERS["ridge" if self.solver == "auto" else self.solver]
+        return partial(self._learn, partial(solver, seed=self.seed), self.metric == "cosine")
+
+    def _learn(self, fit: Callable[[Floats, Floats], Solution], scale_free: bool, x: Floats, y: Floats) -> LinearMap:
+        s = fit(*self._prepared(x, y, scale_free))
+        pre: Pre = "center_l2" if s.mean is not None else "l2" if scale_free else "none"
+        return LinearMap(s.weight, s.bias, pre, "l2" if self.metric == "cosine" else "none", s.mean)
+
+    def _prepared(self, x: Floats, y: Floats, scale_free: bool) -> tuple[Floats, Floats]:
+        return (_unit(x) if scale_free else x), self._ranked(y)
+
+    def _ranked(self, y: Floats) -> Floats:
+        return _unit(y) if self.metric == "cosine" else y
 
 
 def folds_of(ids: pa.Array, n: int, seed: int, *sides: Floats) -> Folds:
@@ -49,26 +89,49 @@ def folds_of(ids: pa.Array, n: int, seed: int, *sides: Floats) -> Folds:
     return fold
 
 
-def translate(pairs: Pairs, fold: Folds, learn: Learn) -> Floats:
-    """Return the documents `[n, d_target]` in the new space, each carried by a map learned without its fold."""
+def set_apart(pairs: Pairs, relevant: NDArray[np.int64], seed: int, any_chosen: bool) -> tuple[Pairs, Pairs]:
+    """Divide pairs into those that choose hyperparameters, and those that are measured and may be learned from.
+
+    All maps need the same hyperparameters, or what one carries couldn't be ranked among what another does. So a third
+    of the pairs chooses, none of the `relevant` among them; none at all if too few would be left for either, or
+    nothing is chosen.
+    """
+    others = np.random.default_rng(seed).permutation(np.setdiff1d(np.arange(len(pairs)), relevant))
+    size = max(LEAST_PAIRS, len(pairs) // 3)
+    if not any_chosen or len(others) < size + LEAST_LEFT:
+        return _take(pairs, others[:0]), pairs
+    choose = np.zeros(len(pairs), np.bool_)
+    choose[others[:size]] = True
+    measured = np.flatnonzero(~choose)
+    for side in (pairs.source, pairs.target):
+        first = _first_equal(side)
+        choose &= ~np.isin(first, first[measured])
+    return _take(pairs, np.flatnonzero(choose)), _take(pairs, measured)
+
+
+def translate(pairs: Pairs, fold: Folds, learn: Learn, also: Pairs, apart: Mask) -> Floats:
+    """Return the documents `[n, d_target]` in the new space, each carried by a map learned without its fold.
+
+    Maps learn from `also` too, and not from documents `apart`.
+    """
     out = np.empty(pairs.target.shape, np.float32)
     for f in np.unique(fold):
-        held = fold == f
-        out[held] = learn(pairs.source[~held], pairs.target[~held]).apply(pairs.source[held])
+        held, seen = fold == f, (fold != f) & ~apart
+        x, y = (
+            np.concatenate(sides) for sides in ((also.source, pairs.source[seen]), (also.target, pairs.target[seen]))
+        )
+        out[held] = learn(x, y).apply(pairs.source[held])
     return out
 
 
 def search_mapped(
-    pairs: Pairs, queries: Queries, fold: Folds, learn: Learn, k: int, metric: Metric, seed: int
+    pairs: Pairs, queries: Queries, fold: Folds, half: Folds, learn: Learn, k: int, metric: Metric
 ) -> Places:
     """Return what new queries `[q, k]` find among the old documents, carried into their space.
 
     A document is compared with the query as a map carries it that was learned without the document's fold and without
     the query's half of the queries; the scores of all folds are then merged.
     """
-    half = np.zeros(len(queries), np.int64)
-    if queries.source is not None:  # without the old model's queries none is learned from
-        half = folds_of(queries.ids, 2, seed, queries.vectors)
     places: Places = np.full((len(queries), k), -1, np.int64)
     for h in np.unique(half):
         asked = half == h
@@ -87,6 +150,16 @@ def search_mapped(
         order = np.lexsort((merged, -by), axis=1)[:, :k]
         places[asked] = np.take_along_axis(merged, order, axis=1)
     return places
+
+
+def _take(pairs: Pairs, rows: NDArray[np.int64]) -> Pairs:
+    return Pairs(pairs.ids.take(pa.array(rows)), pairs.source[rows], pairs.target[rows])
+
+
+def _unit(rows: Floats) -> Floats:
+    unit = rows.copy()
+    normalize(unit)
+    return unit
 
 
 def _first_equal(rows: Floats) -> NDArray[np.int64]:

@@ -79,7 +79,7 @@ def fit(
         asked, asked_old = (
             None if store is None else stack.enter_context(opened(store)) for store in (queries, source_queries)
         )
-        _check_lossy([r for r in (old, new, asked, asked_old) if r is not None], allow_lossy)
+        check_lossy([r for r in (old, new, asked, asked_old) if r is not None], allow_lossy)
         _check_apart(old, new)
         sides = check_sides(old.info, new.info, (source_model, target_model), (source_prompt, target_prompt))
         pairs = join(old, new, bad)
@@ -254,7 +254,8 @@ def _check_options(
         raise UsageError(f"{sample}: no such file; `vecferry sample` writes it")
 
 
-def _check_lossy(readers: list[Reader], allowed: bool) -> None:
+def check_lossy(readers: list[Reader], allowed: bool) -> None:
+    """Refuse quantised codes unless they are allowed."""
     for info in (reader.info for reader in readers):
         if info.lossy and not allowed:
             raise UsageError(

@@ -64,19 +64,13 @@ stores = together(
 )
 solver = click.option(
     "--solver",
-    type=click.Choice(["pinv", "ridge", "procrustes", "sgd"]),
-    default="ridge",
+    type=click.Choice(["auto", "ridge", "pinv", "procrustes", "sgd"]),
+    default="auto",
     show_default=True,
-    help="How to fit.",
+    help="How to fit; auto tries several maps and takes the one that retrieves best.",
 )
 solving = together(
-    click.option(
-        "--solver",
-        type=click.Choice(["auto", "ridge", "pinv", "procrustes", "sgd"]),
-        default="auto",
-        show_default=True,
-        help="How to fit; auto tries several maps and takes the one that retrieves best.",
-    ),
+    solver,
     click.option(
         "--objective",
         type=click.Choice(["mse", "rank"]),

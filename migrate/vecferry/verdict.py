@@ -18,7 +18,7 @@ RULE = f"""\
   gain        nDCG of re-embedding / nDCG of doing nothing: what the new model is worth here
   retention   nDCG of a way / nDCG of re-embedding: what the way keeps of it
   break-even  retention x gain = nDCG of a way / nDCG of doing nothing: it must be above 1 to be worth the change
-  A gain or break-even PAYS if its 95 % interval (paired bootstrap over queries) is above 1, LOSES if it is below 1,
+  A gain or break-even PAYS if its 95 % interval (over queries, paired) is above 1, LOSES if it is below 1,
   and is BORDERLINE between. A way keeps enough if the lower end of its retention is at least {KEEPS}.
   1. The gain loses: don't migrate; the upgrade itself is none.
   2. The gain is borderline: don't migrate for quality; it isn't shown to be there.
