@@ -359,6 +359,7 @@ def test_maps_are_chosen_by_the_other_half_of_the_queries(monkeypatch: pytest.Mo
         assert not set(map(bytes, x)) & set(map(bytes, trial.pairs.source))
 
 
+@pytest.mark.slow
 def test_a_recipe_makes_the_map_that_fit_makes(sample: Sample, rows: Any) -> None:
     """With old vectors of one length, and of many: the same translations as of the map that `fit` chose."""
     ids = sample.ids.slice(0, 640)
