@@ -15,6 +15,7 @@ from vecferry.evaluate import evaluate
 from vecferry.fullsize import ids_at, index_overlap, judge
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout, Qrels
+from vecferry.jsonfile import typed
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import Evaluation
 from vecferry.store import find, open_reader
@@ -320,7 +321,7 @@ def test_an_evaluation_survives_json_and_is_reproducible():
     h, m = corpus()
     e = evaluate(h, m, seed=3)
     assert evaluate(h, m, seed=3) == e
-    assert Evaluation.from_json(json.loads(json.dumps(asdict(e)))) == e
+    assert typed(Evaluation, json.loads(json.dumps(asdict(e))), "evaluation") == e
 
 
 def test_index_overlap_is_what_exact_search_finds(indexed):

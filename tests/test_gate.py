@@ -14,6 +14,7 @@ from vecferry.errors import UsageError
 from vecferry.evaluate import evaluate
 from vecferry.gate import Condition, Decision, Gate, decide
 from vecferry.holdout import Holdout
+from vecferry.jsonfile import typed
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import AS_INDEXED, Cell, Evaluation, Row
 
@@ -212,7 +213,7 @@ def test_documents_as_queries_do_not_pass_for_queries():
 
 def test_a_decision_survives_json():
     decision = decide(Gate.parse("agreement@10>=0.35 and ndcg@10>=0.1"), measured())
-    assert Decision.from_json(json.loads(json.dumps(asdict(decision)))) == decision
+    assert typed(Decision, json.loads(json.dumps(asdict(decision))), "decision") == decision
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from vecferry.errors import UsageError
 from vecferry.evaluate import evaluate
 from vecferry.gate import Gate, decide
 from vecferry.holdout import Holdout
+from vecferry.jsonfile import typed
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import Cell, Evaluation
 from vecferry.prechecks import check_gate
@@ -190,4 +191,4 @@ def test_the_report_shows_both_numbers(evaluation: Evaluation) -> None:
     told = cell(evaluation, "as indexed", "agreement", N)
     assert f"{told.value:.3f}  [{told.low:.3f}, {told.high:.3f}]" in table
     assert "agreement@10 against documents" in table
-    assert Evaluation.from_json(report.to_json()["evaluation"]) == replace(evaluation)
+    assert typed(Evaluation, report.to_json()["evaluation"], "evaluation") == replace(evaluation)

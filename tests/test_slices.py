@@ -18,6 +18,7 @@ from vecferry.evaluate import evaluate
 from vecferry.gate import Gate, decide
 from vecferry.holdout import Holdout, Qrels
 from vecferry.hubness import hubness
+from vecferry.jsonfile import typed
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import AS_INDEXED, Cell, Evaluation, PerQuery, Row, Slices
 from vecferry.slices import NO_VALUE, Slicing, measure_slices
@@ -226,7 +227,7 @@ def test_values_per_query_and_slices_survive_json(world: World, rows: Any) -> No
     index = rows(world.ids, world.source, world.payload(), uri="the index", space="new")
     evaluation = check(index, map=world.m, slice="topic").evaluation
     assert evaluation is not None
-    assert Evaluation.from_json(json.loads(json.dumps(asdict(evaluation)))) == evaluation
+    assert typed(Evaluation, json.loads(json.dumps(asdict(evaluation))), "evaluation") == evaluation
     asked = evaluation.per_query[0].read("agreement@10")
     assert [v for v, _ in asked.values()] == pytest.approx(world.agreement(world.queries))
     assert len(evaluation.per_query[0].read("ndcg@10")) == Q // 2

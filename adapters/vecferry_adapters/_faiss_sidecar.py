@@ -8,12 +8,14 @@ name finds its own entry.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from vecferry.errors import DataError
+from vecferry.jsonfile import read_json, typed
+from vecferry.store import Provenance
 from vecferry_adapters._staging import backup_of, write_json
 
 log = logging.getLogger("vecferry")
@@ -21,6 +23,20 @@ log = logging.getLogger("vecferry")
 SUFFIX = ".vecferry.json"
 ENDS = 1 << 16
 BLOCKS, BLOCK = 64, 4096
+
+
+class Entry(TypedDict, total=False):
+    """Name what is taken from the entry of a file, with its types."""
+
+    space: str | None
+    metric: Literal["ip", "l2", "cosine"]
+    id_type: Literal["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"] | None
+    provenance: Provenance
+
+
+class _Sidecar(TypedDict):
+    format: Literal[1]
+    files: dict[str, Entry]
 
 
 def fingerprint(path: Path) -> str:
@@ -42,16 +58,13 @@ def _sidecar_of(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".bak") + SUFFIX)
 
 
-def _entries(sidecar: Path) -> dict[str, dict[str, Any]]:
+def _entries(sidecar: Path) -> Mapping[str, Mapping[str, Any]]:
     try:
-        held = json.loads(sidecar.read_text(encoding="utf-8"))
-        entries = held["files"]
-        if held["format"] == 1 and all(isinstance(entry, dict) for entry in entries.values()):
-            found: dict[str, dict[str, Any]] = entries
-            return found
+        held: _Sidecar = typed(_Sidecar, read_json(sidecar), sidecar.name)
+        return held["files"]
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, DataError):
         pass
     log.warning("%s is damaged or of another version, so what it says is ignored", sidecar)
     return {}
@@ -72,7 +85,7 @@ def read_entry(path: Path) -> Mapping[str, Any]:
 def add_entry(target: Path, staged: Path, entry: Mapping[str, Any]) -> None:
     """Record what a file that is about to become `target` is, beside what is recorded of the present one."""
     sidecar = _sidecar_of(target)
-    write_json(sidecar, {"format": 1, "files": _entries(sidecar) | {fingerprint(staged): dict(entry)}})
+    write_json(sidecar, {"format": 1, "files": dict(_entries(sidecar)) | {fingerprint(staged): dict(entry)}})
 
 
 def trim_entries(target: Path) -> None:

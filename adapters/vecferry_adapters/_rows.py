@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +11,21 @@ from numpy.typing import NDArray
 
 from vecferry.batch import Floats, VectorBatch
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UnsupportedError, UsageError
-from vecferry.store import StoreInfo
+from vecferry.jsonfile import read_json, typed
+from vecferry.store import Provenance, StoreInfo
 
 MANIFEST = "_vecferry.json"
+
+
+class Manifest(TypedDict):
+    """Name what readers take from a manifest, with its types; it holds more."""
+
+    count: int
+    metric: NotRequired[Literal["ip", "l2", "cosine"] | None]
+    space: NotRequired[str | None]
+    provenance: NotRequired[Provenance]
+    vector: NotRequired[str]
+    id: NotRequired[str | None]
 
 
 def check_dtype(dtype: str, where: str) -> None:
@@ -59,16 +70,16 @@ def manifest(info: StoreInfo, count: int, **more: Any) -> dict[str, Any]:
     return described | {"space": info.space} | more | {"provenance": dict(info.provenance)}
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return what `manifest` described, {} where vecferry didn't write; raise DataError if it is damaged."""
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return what `manifest` described, None where vecferry didn't write; raise DataError if it is damaged."""
     path = folder / MANIFEST
     if not path.is_file():
-        return {}
+        return None
+    held = read_json(path)
+    if held.get("format") != 1:
+        raise DataError(f"{path} is of format {held.get('format')}, this vecferry reads format 1: update it")
     try:
-        held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = held["format"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is damaged: {error!r}") from error
-    if version != 1:
-        raise DataError(f"{path} is of format {version}, this vecferry reads format 1: update it")
-    return held
+        checked: Manifest = typed(Manifest, held, MANIFEST)
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    return checked

@@ -10,7 +10,7 @@ Vectors are float16, float32 or float64 `[n, d]`, in C or Fortran order; ids are
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -133,7 +133,7 @@ class NumpyReader:
         uri.require("ids")
         self._uri = uri
         path = Path(uri.path)
-        held = read_manifest(path) if path.is_dir() else {}
+        held: Mapping[str, Any] = (read_manifest(path) if path.is_dir() else None) or {}
         beside = path / IDS if path.is_dir() and (path / IDS).exists() else None
         ids_path = Path(uri.options["ids"]) if "ids" in uri.options else beside
         self._vectors = vectors = _Array(path / VECTORS if path.is_dir() else path)

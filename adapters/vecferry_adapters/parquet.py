@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageErro
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._parquet_columns import find_ids, find_vectors, plain_batch, plain_schema, without
 from vecferry_adapters._parquet_writer import ParquetWriter
-from vecferry_adapters._rows import MANIFEST, read_manifest
+from vecferry_adapters._rows import MANIFEST, Manifest, read_manifest
 from vecferry_adapters._staging import swap_back
 
 KIND = "parquet"
@@ -102,7 +102,7 @@ class ParquetReader:
             raise UsageError(f"{uri}: no Parquet files there; for files in subfolders say '{uri.path}/**/*.parquet'")
         self._groups: list[list[int]] = []  # rows of each row group of each file
         schema = self._schemas()
-        manifest = self._manifest()
+        manifest: Mapping[str, Any] = self._manifest() or {}
         self._vector = find_vectors(
             schema, str(uri), uri.options.get("vector", manifest.get("vector")), uri.options.get("dtype")
         )
@@ -148,10 +148,10 @@ class ParquetReader:
                 raise DataError(f"{path} has {len(schema)} columns, {self._files[0]} has {len(first)}")
         return first
 
-    def _manifest(self) -> dict[str, Any]:
-        """Return what a migration recorded beside the files, {} where it didn't."""
+    def _manifest(self) -> Manifest | None:
+        """Return what a migration recorded beside the files, None where it didn't."""
         folder = self._files[0].parent
-        held = read_manifest(folder) if all(f.parent == folder for f in self._files) else {}
+        held = read_manifest(folder) if all(f.parent == folder for f in self._files) else None
         rows = sum(map(sum, self._groups))
         if held and Path(self._uri.path).is_dir() and rows != held["count"]:
             raise DataError(

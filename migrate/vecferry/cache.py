@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from vecferry.batch import Floats, id_keys
 from vecferry.errors import DataError, IncompatibleError, UsageError
+from vecferry.jsonfile import read_json, typed
 from vecferry.lookup import Lookup
 from vecferry.store import Reader
 
@@ -28,6 +29,13 @@ DESCRIPTION = "_cache.json"
 FORMAT = 1
 GROUP = 64
 """Rows of a row group, the least that can be read: rows are looked up here and there."""
+
+
+class _Description(TypedDict):
+    format: int
+    space: str
+    dim: int
+    id_type: str
 
 
 class Cache:
@@ -78,13 +86,13 @@ class Cache:
         """Refuse a folder that is no cache, or one for other vectors."""
         path = self.folder / DESCRIPTION
         try:
-            held: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            held: _Description = typed(_Description, read_json(path), DESCRIPTION)
             version, space, dim = held["format"], held["space"], held["dim"]
             id_type = pa.type_for_alias(held["id_type"])
         except FileNotFoundError as error:
             raise UsageError(f"{self.folder} is no cache, it has no {DESCRIPTION}: name a new folder") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is damaged: {error!r}") from error
+        except ValueError as error:
+            raise DataError(f"{path} is damaged: {error}") from error
         if version != FORMAT:
             raise DataError(f"{path} is of format {version}, this vecferry reads format {FORMAT}: update it")
         wanted = self._wanted

@@ -128,6 +128,8 @@ class TrueRows:
         noted = provenance.get("encoded")
         if noted is None or card is None or provenance.get("map") != card.sha256:
             return None
+        if not all(0 <= noted.get(name, -1) < 2**63 for name in ("held_out", "held_in", "left_out", "seed")):
+            raise DataError(f"what the index says of its true vectors, {dict(noted)}, is damaged")
         if noted["held_out"] != len(holdout.ids):
             raise DataError(
                 f"the index was made with {noted['held_out']} held-out documents, here are {len(holdout.ids)}"

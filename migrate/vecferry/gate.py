@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from vecferry.errors import UsageError
 from vecferry.measured import AS_INDEXED, Cell, Evaluation
@@ -112,11 +112,6 @@ class Decision:
         """The outcome of all together: a clear fail outweighs an inconclusive one."""
         outcomes = {j.outcome for j in self.judgements}
         return "fail" if "fail" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Decision:
-        """Rebuild what `dataclasses.asdict` made of a decision."""
-        return cls(value["gate"], tuple(Judgement(**j) for j in value["judgements"]))
 
 
 def decide(gate: Gate, evaluation: Evaluation) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,13 @@ from numpy.typing import NDArray
 
 from vecferry.batch import Floats, faulty, id_keys
 from vecferry.errors import BadRowsError, DataError, UsageError
+from vecferry.jsonfile import parse_json
 from vecferry.linear import LinearMap
 from vecferry.mapfile import HOLDOUT
+
+
+CONTENT = "content"
+"""Key of the file's metadata that holds a hash of all that it holds; the first files have none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +96,29 @@ class Holdout:
             ids, names = self.ids.take(pa.array(self.qrels.document)), self.query_ids.take(pa.array(self.qrels.query))
             tables.append(rows("label", len(ids), id=ids, query=names, grade=pa.array(self.qrels.grade)))
         tables.append(rows("fit", len(self.fit_keys), key=pa.array(self.fit_keys)))
-        table = pa.concat_tables(tables).replace_schema_metadata({"vecferry": json.dumps(dict(self.fingerprint))})
+        metadata = {"vecferry": json.dumps(dict(self.fingerprint)), CONTENT: self._content()}
+        table = pa.concat_tables(tables).replace_schema_metadata(metadata)
         pq.write_table(table, path, compression="zstd", use_dictionary=["kind", "query"])
+
+    def _content(self) -> str:
+        """Hash everything that is held: Parquet has no checksum that pyarrow writes or looks at by itself."""
+        digest = hashlib.sha256(json.dumps(dict(self.fingerprint), sort_keys=True).encode())
+        arrays: list[NDArray[Any]] = [id_keys(self.ids), self.source, self.target, id_keys(self.query_ids)]
+        arrays += [a for a in (self.queries, self.source_queries) if a is not None]
+        if self.qrels is not None:
+            arrays += [self.qrels.query, self.qrels.document, self.qrels.grade]
+        for array in (*arrays, self.fit_keys):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     @classmethod
     def load(cls, path: Path) -> Holdout:
         """Read what `save` wrote; raise DataError for anything else, and for vectors that nothing is measured with."""
         try:
-            table = pq.read_table(path)
+            with pq.ParquetFile(path) as file:
+                _check_schema(file.schema_arrow)
+                table = file.read()
             documents, asked, labels, fitted = (
                 table.filter(pc.equal(table["kind"], kind)) for kind in ("document", "query", "label", "fit")
             )
@@ -122,8 +143,11 @@ class Holdout:
                 source_queries=_matrix(asked["source"]) if has_source else None,
                 qrels=qrels,
                 fit_keys=fitted["key"].to_numpy(),
-                fingerprint=json.loads(table.schema.metadata[b"vecferry"]),
+                fingerprint=parse_json(table.schema.metadata[b"vecferry"]),
             )
+            content = table.schema.metadata.get(CONTENT.encode())
+            if content is not None and content.decode() != held._content():
+                raise DataError(f"{path} is damaged: it holds something else than was written")
         except (OSError, KeyError, ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{path} can't be read as a hold-out: {error}") from error
         for vectors, named in (
@@ -154,11 +178,24 @@ def holdout_of(m: LinearMap) -> Holdout:
     return held
 
 
+def _check_schema(schema: pa.Schema) -> None:
+    """Raise ValueError for other columns than `save` writes; the ids may be of any type that ids can have."""
+    vector = pa.list_(pa.float32())
+    wanted = {"kind": pa.string(), "query": pa.string(), "source": vector, "target": vector}
+    wanted |= {"grade": pa.int64(), "key": pa.uint64()}
+    for name, kind in wanted.items():
+        if schema.field(name).type != kind:
+            raise ValueError(f"its column {name} holds {schema.field(name).type}, not {kind}")
+
+
 def _lists(x: Floats) -> pa.Array:
     offsets = np.arange(0, x.size + 1, x.shape[1], dtype=np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.ascontiguousarray(x).reshape(-1)))
 
 
 def _matrix(column: pa.ChunkedArray) -> Floats:
-    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    lists = column.combine_chunks()
+    if lists.null_count or len(pc.list_value_length(lists).unique()) > 1:
+        raise ValueError("its vectors differ in length, or some are missing")
+    flat = lists.flatten().to_numpy(zero_copy_only=False)
     return np.ascontiguousarray(flat.reshape(len(column), -1), dtype=np.float32)

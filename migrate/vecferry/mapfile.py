@@ -16,13 +16,16 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from vecferry.errors import DataError, UsageError
-from vecferry.linear import Card, LinearMap, Side
+from vecferry.jsonfile import parse_json, read_json, typed
+from vecferry.linear import Card, LinearMap, Post, Pre
 from vecferry.mapcard import page
 
 FORMAT = 1
 TENSORS = "map.safetensors"
 CARD = "card.json"
 HOLDOUT = "holdout.parquet"
+HEADER = 1 << 20
+"""Bytes of the largest header of a tensor file; what stands in it is three shapes, and the card's two sides."""
 
 
 def meaning(m: LinearMap) -> str:
@@ -95,30 +98,50 @@ def load(folder: Path) -> LinearMap:
     if not (folder / CARD).is_file():
         raise UsageError(f"{folder} is not a map folder: it has no {CARD}; `vecferry fit -o {folder}` makes one")
     try:
-        fields: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        version = fields.pop("format")
-        if version != FORMAT:
-            raise DataError(f"{folder / CARD} is of format {version}, this vecferry reads format {FORMAT}: update it")
-        pre, post = fields.pop("pre"), fields.pop("post")
-        fields["source"], fields["target"] = Side(**fields["source"]), Side(**fields["target"])
-        fields["warnings"] = tuple(fields["warnings"])
-        card = Card(**fields)
-        data = (folder / TENSORS).read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != card.sha256:
-            told = f"the card says {card.sha256[:16]}…"
-            raise DataError(f"{folder / TENSORS} has sha256 {digest[:16]}…, {told}: damaged or swapped")
+        pre, post, card = _card(folder / CARD)
+        data = _checked_bytes(folder / TENSORS, card)
+        header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
         tensors = load_tensors(data)
+        if any(a.dtype != np.float32 for a in tensors.values()):
+            raise DataError(f"{folder / TENSORS} holds tensors of other types than float32")
         m = LinearMap(tensors["weight"], tensors.get("bias"), pre, post, tensors.get("mean"), card, path=folder)
         if (m.d_in, m.d_out) != (card.source.dim, card.target.dim):
             told = f"the card says {card.source.dim} -> {card.target.dim}"
             raise DataError(f"{folder}: the tensor maps {m.d_in} -> {m.d_out}, {told}: damaged or edited")
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        if header.get("__metadata__", {}).get("vecferry") != meaning(m):
+        if typed(dict[str, Any], header.get("__metadata__", {}), "__metadata__").get("vecferry") != meaning(m):
             raise DataError(f"{folder / CARD} says other things of the map than {TENSORS}: it was edited")
+        page(m)  # of a card that can't be shown nothing else is to be believed either
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError, UsageError) as error:
         raise DataError(f"{folder} can't be read as a map: {error}") from error
     return m
+
+
+def _card(path: Path) -> tuple[Pre, Post, Card]:
+    """Read what normalises before and after, and the card; raise DataError or ValueError for anything else."""
+    fields = read_json(path)
+    version = fields.pop("format")
+    if version != FORMAT:
+        raise DataError(f"{path} is of format {version}, this vecferry reads format {FORMAT}: update it")
+    pre, post = typed(Pre, fields.pop("pre"), "pre"), typed(Post, fields.pop("post"), "post")
+    return pre, post, typed(Card, fields, CARD)
+
+
+def _checked_bytes(path: Path, card: Card) -> bytes:
+    """Read the tensor file, not before its size fits what the card says, and compare its sha256 with the card's."""
+    d_in, d_out = card.source.dim, card.target.dim
+    most = 8 + HEADER + 4 * (d_in * d_out + d_in + d_out)
+    with path.open("rb") as file:
+        start = file.read(8)
+        size, length = path.stat().st_size, int.from_bytes(start, "little")
+        if size > most or length > min(HEADER, size):
+            told = f"{size:,} bytes with a header of {length:,}; a map {d_in} -> {d_out} has at most {most:,}"
+            raise DataError(f"{path} has {told} with one of {HEADER:,}: damaged or swapped")
+        data = start + file.read()
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != card.sha256:
+        told = f"the card says {card.sha256[:16]}…"
+        raise DataError(f"{path} has sha256 {digest[:16]}…, {told}: damaged or swapped")
+    return data
 
 
 def _fsync(path: Path) -> None:

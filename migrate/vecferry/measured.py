@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,11 +119,6 @@ class Slices:
     rows: tuple[Row, ...]
     left_out: int = 0
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Slices:
-        """Rebuild what `dataclasses.asdict` made of slices."""
-        return cls(value["column"], _rows(value["rows"]), value["left_out"])
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -144,11 +138,6 @@ class Curve:
     metric: str
     against: str
     points: tuple[Point, ...]
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Curve:
-        """Rebuild what `dataclasses.asdict` made of a curve."""
-        return cls(value["metric"], value["against"], tuple(Point(**p) for p in value["points"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,24 +219,3 @@ class Evaluation:
         """Return the evaluation with more cells in its rows of the same names."""
         more = {row.name: row.cells for row in rows}
         return replace(self, rows=tuple(replace(r, cells=r.cells + more.get(r.name, ())) for r in self.rows))
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Evaluation:
-        """Rebuild what `dataclasses.asdict` made of an evaluation."""
-        slices = value.get("slices")
-        return cls(
-            _rows(value["rows"]),
-            value["metric"],
-            value["k"],
-            tuple(value["notes"]),
-            None if slices is None else Slices.from_json(slices),
-            tuple(PerQuery(**p) for p in value.get("per_query", ())),
-            value.get("held_out"),
-            tuple(Curve.from_json(c) for c in value.get("sweep", ())),
-            value.get("acting"),
-            tuple(Curve.from_json(c) for c in value.get("sizes", ())),
-        )
-
-
-def _rows(value: list[dict[str, Any]]) -> tuple[Row, ...]:
-    return tuple(Row(r["name"], tuple(Cell(**c) for c in r["cells"])) for r in value)

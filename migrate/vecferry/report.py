@@ -12,10 +12,13 @@ from typing import Any
 
 from vecferry.errors import DataError, UsageError
 from vecferry.gate import Decision
+from vecferry.jsonfile import read_json, typed
 from vecferry.measured import CASCADE, RE_EMBEDDED, STATUS_QUO, TRANSLATED, Curve, Evaluation, Loss
 from vecferry.tables import write_curves, write_facts, write_losses, write_tables
 
 FORMAT = 1
+MOST = 256 << 20
+"""Bytes of the largest report: one of many queries holds some numbers for each of them."""
 NEXT = {
     "pass": "vecferry inspect {destination}",
     "fail": "it stays staged beside {destination}: publish it with --resume and another --gate, or delete the stage "
@@ -97,24 +100,32 @@ class Report:
     @classmethod
     def load(cls, path: str | Path) -> Report:
         """Read a report.json; raise UsageError if there is none, DataError for anything else."""
+        path = Path(path)
         try:
-            value = json.loads(Path(path).read_text(encoding="utf-8"))
+            value = read_json(path, MOST)
             if value["format"] != FORMAT:
                 raise DataError(f"{path} is a report of format {value['format']}, this vecferry reads {FORMAT}")
-            evaluation, gate = value["evaluation"], value["gate"]
-            return cls(
-                facts=value["facts"],
-                evaluation=None if evaluation is None else Evaluation.from_json(evaluation),
-                decision=None if gate is None else Decision.from_json(gate),
-                warnings=tuple(value["warnings"]),
-                timing=value["timing"],
-                curves=tuple(Curve.from_json(c) for c in value.get("curves", ())),
-                attribution=tuple(Loss(**loss) for loss in value.get("attribution", ())),
+            gate = typed(dict[str, Any] | None, value["gate"], "gate")
+            if gate is not None:
+                gate.pop("outcome", None)  # it follows from the judgements
+            report = cls(
+                facts=typed(dict[str, Any], value["facts"], "facts"),
+                evaluation=typed(Evaluation | None, value["evaluation"], "evaluation"),
+                decision=typed(Decision | None, gate, "gate"),
+                warnings=typed(tuple[str, ...], value["warnings"], "warnings"),
+                timing=typed(dict[str, float], value["timing"], "timing"),
+                curves=typed(tuple[Curve, ...], value.get("curves", []), "curves"),
+                attribution=typed(tuple[Loss, ...], value.get("attribution", []), "attribution"),
             )
+            for per_query in report.evaluation.per_query if report.evaluation is not None else ():
+                for name in per_query.values:
+                    per_query.read(name)
+            report.table()  # one that can't be shown isn't one that was written
         except FileNotFoundError as error:
             raise UsageError(f"{path}: no such file") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path} can't be read as a report: {error!r}") from error
+        return report
 
     def save(self, path: str | Path) -> None:
         """Write the report as JSON, whole or not at all."""

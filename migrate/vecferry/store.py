@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypedDict, runtime_checkable
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -115,6 +115,16 @@ class StoreInfo:
     dtype: str = "float32"
     provenance: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+
+
+class Provenance(TypedDict, total=False):
+    """Name what is taken from what a migration recorded beside a store, with its types; it holds more."""
+
+    plan: str
+    map: str
+    source_metric: str | None
+    source_lossy: bool | None
+    encoded: dict[str, int]
 
 
 class Reader(Protocol):
