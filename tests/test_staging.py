@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +22,11 @@ import pytest
 
 from vecferry import store
 from vecferry.batch import VectorBatch
-from vecferry.errors import DataError, StoppedError, UsageError
+from vecferry.errors import DataError, StoppedError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo
 from vecferry.testing import contents
 from vecferry_adapters import _staging
-from vecferry_adapters._staging import Stage, backup_of, disk_space, exchange, swap_back, write_json
+from vecferry_adapters._staging import Stage, backup_of, exchange, resumable, swap_back, write_json
 
 
 def stage(target: Path, plan: str = "p", *, resume: bool = False, overwrite: bool = False) -> Stage:
@@ -202,12 +206,38 @@ def test_a_stage_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"written by process {other.pid} on"):
+        now = datetime.now(UTC)
+        with pytest.raises(UsageError) as refused:
             stage(tmp_path / "t", resume=True)
+        told = re.search(r"written by process (\d+) on (\S+) since (.*) UTC: wait for it", str(refused.value))
+        assert told is not None
+        assert (int(told[1]), told[2]) == (other.pid, socket.gethostname())
+        assert abs(datetime.strptime(told[3], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) - now) < timedelta(minutes=1)
         other.send_signal(signal.SIGKILL)
         other.wait()
     stage(tmp_path / "t", resume=True).discard()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dead_owner_s_lock_is_taken_over_though_another_process_has_its_number(tmp_path: Path) -> None:
+    """What counts is the lock that the kernel holds; the number in the file is for the message only."""
+    before = stage(tmp_path / "t")
+    before.save(rows=7)
+    before.close()  # as the kernel does when a process dies
+    for number in (os.getpid(), os.getppid(), 1):
+        (tmp_path / ".t.vecferry" / "lock").write_text(f"process {number} on {socket.gethostname()} since yesterday")
+        again = stage(tmp_path / "t", resume=True)
+        assert again.state["rows"] == 7
+        again.close()
+
+
+def test_a_filesystem_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(UnsupportedError, match=r"can't lock files \(No locks available\), so two runs could meet"):
+        stage(tmp_path / "t")
 
 
 def test_a_lock_on_a_deleted_stage_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +274,22 @@ def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_resumable_stop(tmp_path: Path) -> None:
     with (
         pytest.raises(StoppedError, match=r"full \([0-9,]+ bytes are free\); 1,234 rows"),
-        disk_space(tmp_path / "t", 1234),
+        resumable(tmp_path / "t", 1234),
     ):
         Path("/dev/full").write_bytes(b"x")
-    with pytest.raises(FileNotFoundError), disk_space(tmp_path / "t", 0):
+
+
+def test_whatever_else_keeps_a_stage_from_being_written_is_a_resumable_stop(tmp_path: Path) -> None:
+    with (
+        pytest.raises(StoppedError, match=r"t can't be written: No such file or directory \(.*absent\); 7 rows are"),
+        resumable(tmp_path / "t", 7),
+    ):
         (tmp_path / "absent").read_bytes()
+    with (
+        pytest.raises(StoppedError, match=r"t can't be written: File too large; 7 rows are staged safely"),
+        resumable(tmp_path / "t", 7),
+    ):
+        raise OSError(errno.EFBIG, "[Errno 27] Error writing bytes to file. Detail: [errno 27] File too large")
 
 
 @pytest.mark.parametrize("full_at", ["mkdir", "open", "write_json", "later"])

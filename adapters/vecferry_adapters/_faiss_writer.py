@@ -20,7 +20,7 @@ from vecferry_adapters._faiss_factory import Structure, design
 from vecferry_adapters._faiss_file import HEADER, load_faiss
 from vecferry_adapters._faiss_sidecar import add_entry, trim_entries
 from vecferry_adapters._faiss_train import Staged, build
-from vecferry_adapters._staging import Stage, disk_space, fsync
+from vecferry_adapters._staging import Stage, fsync, resumable
 
 CHECKPOINT = 128 << 20
 """Bytes of vectors after which the stage is made durable: what a crash costs at most."""
@@ -91,8 +91,8 @@ class FaissWriter:
         os.ftruncate(descriptor, size)
         return descriptor
 
-    def _disk_space(self) -> Any:
-        return disk_space(self._stage.target, self._durable.rows)
+    def _resumable(self) -> Any:
+        return resumable(self._stage.target, self._durable.rows)
 
     @property
     def progress(self) -> Progress:
@@ -103,7 +103,7 @@ class FaissWriter:
         """Append rows to the stage, and make it durable from time to time."""
         ids = self._checked_ids(batch)
         width = 4 * self._info.dim
-        with self._disk_space():
+        with self._resumable():
             _write(self._vectors, batch.vectors, len(self._head) + self._rows * width)
             if self._ids is not None:
                 _write(self._ids, ids, 8 * self._rows)
@@ -146,9 +146,9 @@ class FaissWriter:
 
     def _finish(self) -> Path:
         """Make the file that is to be published, unless that was done; return its path."""
-        with self._disk_space():
+        with self._resumable():
             self._checkpoint()
-        with self._disk_space():  # once more: it says how many rows are safe by now
+        with self._resumable():  # once more: it says how many rows are safe by now
             if self._head:
                 return self._finish_flat()
             path = self._stage.folder / "index"
@@ -211,10 +211,10 @@ class FaissWriter:
     def commit(self) -> str | None:
         """Publish the file; its sidecar goes first, and speaks of the old file too."""
         path = self._finish()
-        with self._disk_space():
+        with self._resumable():
             add_entry(self._stage.target, path, self._entry())
-        backup = self._stage.publish_file(path)
-        trim_entries(self._stage.target)
+            backup = self._stage.publish_file(path)
+            trim_entries(self._stage.target)
         self._close_files()
         self._stage.discard()
         return None if backup is None else str(backup)

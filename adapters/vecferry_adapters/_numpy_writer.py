@@ -17,7 +17,7 @@ from vecferry.batch import Cursor, VectorBatch
 from vecferry.errors import UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
 from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
-from vecferry_adapters._staging import Stage, disk_space, write_json
+from vecferry_adapters._staging import Stage, resumable, write_json
 
 VECTORS, IDS = "vectors.npy", "ids.npy"
 SYNC_BYTES = 256 << 20
@@ -86,7 +86,7 @@ class NumpyWriter:
             raise UsageError(f"{self._uri} is staged to its end: no more rows can be added")
         ids = checked_ids(batch, self._info, self._rows, str(self._uri))
         rows = {VECTORS: elements(batch.vectors, self._info.dtype, ids, str(self._uri)), IDS: ids.to_numpy()}
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             for name, file in self._files.items():
                 file.write(np.ascontiguousarray(rows[name]).data)
         self._rows += len(batch)
@@ -96,7 +96,7 @@ class NumpyWriter:
             self._sync()
 
     def _sync(self) -> None:
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             for file in self._files.values():
                 file.flush()
                 os.fsync(file.fileno())
@@ -106,7 +106,7 @@ class NumpyWriter:
     def _finish(self) -> None:
         if self._finished:
             return
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             for name, file in self._files.items():
                 dtype, shape = self._shapes[name]
                 file.seek(0)
@@ -124,7 +124,8 @@ class NumpyWriter:
     def commit(self) -> str | None:
         """Rename the folder onto the target, swapping it with an old one."""
         self._finish()
-        backup = self._stage.publish_folder()
+        with resumable(self._stage.target, self._durable.rows):
+            backup = self._stage.publish_folder()
         self._stage.discard()
         return None if backup is None else str(backup)
 

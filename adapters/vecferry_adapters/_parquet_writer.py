@@ -18,7 +18,7 @@ from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
 from vecferry_adapters._parquet_columns import is_id_type
 from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
-from vecferry_adapters._staging import Stage, disk_space, fsync, write_json
+from vecferry_adapters._staging import Stage, fsync, resumable, write_json
 
 GROUP_BYTES = 32 << 20
 GROUP_ROWS = 32768
@@ -151,7 +151,7 @@ class ParquetWriter:
             else:
                 arrays.append(pa.array([], field.type))
         table = pa.Table.from_arrays(arrays, schema=self._schema)
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             if self._file is None:
                 path = self._folder / (_part_name(len(self._parts)) + ".tmp")
                 self._file = pq.ParquetWriter(path, self._schema, **self._options)
@@ -164,7 +164,7 @@ class ParquetWriter:
         """Make the part durable, then say so in the state."""
         assert self._file is not None
         path = self._folder / _part_name(len(self._parts))
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             self._file.close()
             self._file = None
             unfinished = path.with_name(path.name + ".tmp")
@@ -187,7 +187,7 @@ class ParquetWriter:
         if self._in_part or not self._rows:
             self._end_part(*self._at)
         described = manifest(self._info, self._rows, parts=self._parts, vector=self._vector, id=self._id)
-        with disk_space(self._stage.target, self._durable.rows):
+        with resumable(self._stage.target, self._durable.rows):
             write_json(self._folder / MANIFEST, described)
             self._finished = True
             self._save(*self._at)
@@ -200,7 +200,8 @@ class ParquetWriter:
     def commit(self) -> str | None:
         """Rename the folder onto the target, swapping it with an old one."""
         self._finish()
-        backup = self._stage.publish_folder()
+        with resumable(self._stage.target, self._durable.rows):
+            backup = self._stage.publish_folder()
         self._stage.discard()
         return None if backup is None else str(backup)
 

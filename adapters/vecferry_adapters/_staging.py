@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,29 @@ def exchange(a: Path, b: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk_space(target: Path, rows: int) -> Iterator[None]:
-    """Turn a full disk into StoppedError, which says how many rows are safe and how many bytes are free."""
+def resumable(target: Path, rows: int) -> Iterator[None]:
+    """Turn what goes wrong while a stage is written into StoppedError, which says how many rows are safe."""
     try:
         yield
     except OSError as error:
-        if not _is_full(error):
-            raise
-        free = shutil.disk_usage(target.parent).free
+        fault, cure = _fault(target, error)
         raise StoppedError(
-            f"the disk of {target} is full ({free:,} bytes are free); {rows:,} rows are staged safely, and what was "
-            "there before is untouched: make room, then repeat the command (a migration with --resume)"
+            f"{fault}; {rows:,} rows are staged safely, and what was there before is untouched: {cure}, then repeat "
+            "the command (a migration with --resume)"
         ) from error
 
 
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def _fault(target: Path, error: OSError) -> tuple[str, str]:
+    """Say what is wrong with the place of a target, and the cure."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):  # a folder that has vanished
+            return (
+                f"the disk of {target} is full ({shutil.disk_usage(target.parent).free:,} bytes are free)",
+                "make room",
+            )
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    path = "" if error.filename is None else f" ({os.fsdecode(error.filename)})"
+    return f"{target} can't be written: {reason}{path}", "put that right"
 
 
 def backup_of(target: Path) -> Path:
@@ -122,11 +130,10 @@ class Stage:
             else:
                 with contextlib.suppress(OSError):  # somebody else's, or none
                     self.folder.rmdir()
-            if isinstance(error, OSError) and _is_full(error):
-                free = shutil.disk_usage(self.target.parent).free
+            if isinstance(error, OSError):
+                fault, cure = _fault(self.target, error)
                 raise UsageError(
-                    f"the disk of {self.target} is full ({free:,} bytes are free), so nothing could be begun or "
-                    "continued, and all is as it was before: make room"
+                    f"{fault}, so nothing could be begun or continued, and all is as it was before: {cure}"
                 ) from error
             raise
 
@@ -145,16 +152,22 @@ class Stage:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            except OSError as error:
                 holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
                 os.close(lock)
+                if not isinstance(error, BlockingIOError):
+                    raise UnsupportedError(
+                        f"the filesystem of {self.target} can't lock files ({error.strerror}), so two runs could meet: "
+                        "write to another one, and copy the result"
+                    ) from error
                 raise UsageError(f"{self.target} is being written by {holder}: wait for it, or stop it") from error
             if _inode(path) == os.fstat(lock).st_ino:
                 break
             os.close(lock)  # the holder finished and deleted its stage between our open and our lock
         with contextlib.suppress(OSError):  # a full disk; who holds it is only for the message to others
             os.ftruncate(lock, 0)
-            os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+            now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()} since {now}".encode(), 0)
         return lock
 
     def _open(self, resume: bool) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -230,16 +229,19 @@ class _Job:
             if writer.progress.rows == 0:  # refused before any work: nothing is worth keeping
                 writer.abort()
             raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise StoppedError(f"{error}: make room, then repeat the command with --resume") from error
+        except OSError as error:  # what a writer meets is a StoppedError already
+            where = "" if error.filename is not None else f"{reader.info.uri}: "
+            raise StoppedError(
+                f"{where}{error}; {self._done(writer)}: put that right, then the same command with --resume continues"
+            ) from error
         except KeyboardInterrupt:
-            done = f"{writer.progress.rows:,} of {reader.info.count:,} rows are safe in the stage"
-            raise StoppedError(f"stopped; {done}: the same command with --resume continues") from None
+            raise StoppedError(f"stopped; {self._done(writer)}: the same command with --resume continues") from None
         names = ("rewrite", "build", "verify", "measure", "publish")
         timing = {name: b - a for name, a, b in zip(names, clock, clock[1:], strict=False)}
         return _report(facts, measured, warnings, timing)
+
+    def _done(self, writer: Writer) -> str:
+        return f"{writer.progress.rows:,} of {self.reader.info.count:,} rows are safe in the stage"
 
 
 def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, aside: Path | None) -> Report:
