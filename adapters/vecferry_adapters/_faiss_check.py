@@ -11,6 +11,9 @@ from vecferry.errors import DataError
 from vecferry_adapters._faiss_file import bytes_at, load_faiss
 from vecferry_adapters._faiss_graph import Fact, graph_facts
 
+MOST = 1000
+"""Times as many rows as are asked for that a refined search may look at; FAISS allocates memory for all."""
+
 
 def check(index: Any, where: str) -> None:
     """Raise DataError where an index, or a part that it uses to read rows, contradicts itself or was never trained."""
@@ -36,6 +39,7 @@ def _facts(index: Any) -> Iterator[Fact]:
         yield from _within(index.base_index, index.d, index.ntotal)
         yield from _within(index.refine_index, index.d, index.ntotal)
         yield "labels that are no rows", labels_outside(index.base_index, index.ntotal), 0
+        yield "factors of refinement below 1 or absurd", int(not 1 <= index.k_factor <= MOST), 0
     elif isinstance(index, faiss.IndexIDMap):
         yield from _within(index.index, index.d, index.ntotal)
         yield "the number of ids", index.id_map.size(), index.ntotal
@@ -107,6 +111,8 @@ def _transform(faiss: Any, transform: Any) -> Iterator[Fact]:
             yield "the size of a bias", transform.b.size(), transform.d_out
     elif isinstance(transform, faiss.RemapDimensionsTransform):
         yield "the size of a remapping", transform.map.size(), transform.d_out
+        to = bytes_at(transform.map.data(), 4 * transform.map.size()).view(np.int32)
+        yield "remapped dimensions that don't exist", int(((to < -1) | (to >= transform.d_in)).sum()), 0
     elif isinstance(transform, faiss.CenteringTransform):
         yield "the size of a mean", transform.mean.size(), transform.d_in
 

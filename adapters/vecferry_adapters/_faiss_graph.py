@@ -14,6 +14,8 @@ Fact = tuple[str, int, int]
 """(what it is, how much it is, how much it must be)."""
 Int32s = NDArray[np.int32]
 
+WIDE = 1 << 24
+"""The largest efSearch; FAISS allocates memory for as many nodes."""
 LINKS = 1 << 22
 NODES = 1 << 16
 
@@ -25,6 +27,7 @@ def graph_facts(index: Any) -> Iterator[Fact]:
     starts = _view(hnsw.offsets, np.uint64)
     ends = _view(hnsw.cum_nneighbor_per_level, np.int32)  # of each level's links, from where a node's links start
     links = _view(hnsw.neighbors, np.int32)
+    yield "nodes to keep in mind in a search, fewer than one or absurdly many", int(not 1 <= hnsw.efSearch <= WIDE), 0
     yield "the number of levels of nodes", len(levels), rows
     yield "the number of starts of links", len(starts), rows + 1
     if not rows:

@@ -28,6 +28,8 @@ DIMENSIONS = 1 << 20
 """More than any model makes; from a longer number in a damaged file a single row would fill all memory."""
 DEPTH = 16
 """Indexes inside indexes: more than anyone builds, few enough for the stack."""
+WIDE = 1 << 24
+"""Nodes that a search of a graph may keep in mind; FAISS allocates memory for all."""
 LIST_BYTES = 64
 """What FAISS keeps in memory of an inverted list that is empty."""
 
@@ -187,7 +189,8 @@ def _hnsw(file: Cursor, depth: int) -> _Head:
 def _nsg(file: Cursor, depth: int) -> _Head:
     head = _head(file)
     file.take("iBiiii", "the parameters of building a graph")
-    rows, degree, _, _, _, entry, built = file.take("iiiiiiB", "the parameters of a graph")
+    rows, degree, _, _, wide, entry, built = file.take("iiiiiiB", "the parameters of a graph")
+    file.between("the number of nodes that a search keeps in mind", wide, 1, WIDE)
     if built:
         file.equal("the number of nodes", rows, head.rows)
         file.between("the degree of a graph", degree, 1, (TABLES + 64 * len(file.data)) // (4 * max(1, rows)))

@@ -24,11 +24,18 @@ many. Beyond EF_MOST that would be slower than reading every row."""
 
 
 def search(opened: OpenIndex, rows: Rows, queries: Floats, k: int) -> Found:
-    """Return the labels that the index's own search gives, with its own parameters."""
+    """Return the labels that the index's own search gives, with its own parameters.
+
+    Raises UnsupportedError where FAISS refuses to search it.
+    """
     queries = np.ascontiguousarray(queries, np.float32)
     if isinstance(rows, Flat) and isinstance(opened.index, load_faiss().IndexFlat):
         return _scan(opened, rows, queries, k)
-    distances, labels = opened.index.search(queries, k)
+    try:
+        distances, labels = opened.index.search(queries, k)
+    except RuntimeError as error:
+        name = type(opened.index).__name__
+        raise UnsupportedError(f"FAISS can't search this {name} as it is: {str(error).split('Error: ')[-1]}") from error
     return labels, _scores(opened.index, distances, labels)
 
 

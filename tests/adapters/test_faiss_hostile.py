@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -119,15 +118,14 @@ def lie(types: list[str], folder: Path, step: int) -> list[tuple[int, int]]:
         saved(factory, folder / str(number))
     command = [sys.executable, "-c", LIE, str(step), *(str(folder / str(number)) for number in range(len(types)))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    counts = done.stdout.split("
-")[:-1]
-    assert done.returncode == 0, f"{types[len(counts)]}: {done.stderr[-2000:]}"
+    counts = done.stdout.splitlines()
+    assert done.returncode == 0, f"{done.returncode} after {len(counts)} of {types}: {done.stderr[-2000:]}"
     return [(int(read), int(refused)) for read, refused in map(str.split, counts)]
 
 
 def test_wrong_numbers_never_end_the_process(tmp_path: Path) -> None:
-    for read, refused in lie(KNOWN, tmp_path, 37):
-        assert read + refused > 100
+    for read, refused in lie(KNOWN, tmp_path, 61):
+        assert read + refused > 60
         assert refused > read / 50
 
 
@@ -206,6 +204,52 @@ def test_labels_of_no_row_are_refused(factory: str, tmp_path: Path) -> None:
     faiss.write_index(index, str(tmp_path / "a"))
     with pytest.raises(DataError, match=r"labels that are no rows|beyond its 120 ids"):
         store.open_reader(f"faiss:{tmp_path / 'a'}")
+
+
+@pytest.mark.usefixtures("no_child")
+def test_a_remapping_to_no_dimension_is_refused(tmp_path: Path) -> None:
+    """FAISS would write beyond a vector's end while it undoes it."""
+    good = saved("Pad10,Flat", tmp_path / "a")
+    table = struct.pack("<10i", *range(8), -1, -1)
+    for wrong in (8, 2**30, -2):
+        uri = patched(tmp_path / "a", good, table, struct.pack("<10i", *range(7), wrong, -1, -1))
+        with pytest.raises(DataError, match="remapped dimensions that don't exist is 1, 0 would fit"):
+            store.open_reader(uri)
+
+
+@pytest.mark.usefixtures("no_child")
+def test_parameters_that_would_fill_all_memory_are_refused(tmp_path: Path) -> None:
+    index = faiss.index_factory(D, "SQ8,RFlat")
+    index.train(X)
+    index.add(X)
+    for factor in (0.0, float("nan"), float("inf"), 1e30):
+        index.k_factor = factor
+        faiss.write_index(index, str(tmp_path / "a"))
+        with pytest.raises(DataError, match=r"k_factor|factors of refinement"):
+            store.open_reader(f"faiss:{tmp_path / 'a'}")
+    for factory, change in [
+        ("HNSW4,Flat", lambda i: setattr(i.hnsw, "efSearch", 2**30)),
+        ("NSG4,Flat", lambda i: setattr(i.nsg, "search_L", 2**30)),
+    ]:
+        index = faiss.index_factory(D, factory)
+        index.add(X)
+        change(index)
+        faiss.write_index(index, str(tmp_path / "a"))
+        with pytest.raises(DataError, match=r"keeps? in mind"):
+            store.open_reader(f"faiss:{tmp_path / 'a'}")
+
+
+def test_an_index_that_faiss_will_not_search_says_so(tmp_path: Path) -> None:
+    index = faiss.index_factory(D, "PQ4x4")
+    index.train(np.random.default_rng(1).standard_normal((300, D)).astype(np.float32))
+    index.add(X)
+    index.search_type = faiss.IndexPQ.ST_polysemous  # which needs codes of whole 8 bytes
+    faiss.write_index(index, str(tmp_path / "a"))
+    with (
+        store.open_reader(f"faiss:{tmp_path / 'a'}") as reader,
+        pytest.raises(UnsupportedError, match="can't search this IndexPQ"),
+    ):
+        reader.search(X[:2], 3)
 
 
 # Lists in another file
