@@ -12,6 +12,9 @@ CORE = ROOT / "migrate" / "vecferry"
 ADAPTERS = ROOT / "adapters" / "vecferry_adapters"
 ORDER = [
     ["errors", "options"],
+    ["diagnosis"],
+    ["machine"],
+    ["doctor"],
     ["jsonfile"],
     ["batch", "linear"],
     ["mapcard"],

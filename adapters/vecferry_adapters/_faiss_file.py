@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vecferry.errors import DataError, MissingDependencyError, UnsupportedError
+from vecferry.errors import DataError, MissingDependencyError, UnsupportedError, UsageError
 from vecferry_adapters._faiss_cursor import ListsFile
 from vecferry_adapters._faiss_layout import TABLES, measure
 from vecferry_adapters._faiss_probe import probe
@@ -32,10 +32,12 @@ BINARY = (b"IBxF", b"IBwF", b"IBFf", b"IBHf", b"IBHc", b"IBMp", b"IBM2", b"IBHh"
 
 
 def load_faiss() -> Any:
-    """Import faiss; raise MissingDependencyError where it isn't installed."""
+    """Import faiss; raise MissingDependencyError where it isn't installed, UsageError where it is broken."""
     try:
         import faiss
     except ImportError as error:
+        if not isinstance(error, ModuleNotFoundError) or error.name != "faiss":
+            raise UsageError(f"faiss is installed, but broken ({error}): vecferry doctor says what to do") from error
         raise MissingDependencyError("faiss", "cpu", "reading and writing FAISS indexes") from error
     return faiss
 

@@ -103,6 +103,20 @@ def demo(out: Path, as_json: bool) -> None:
 
 
 @cli.command()
+@as_json
+def doctor(as_json: bool) -> None:
+    """Look at the packages and the machine, and say how each fault is cured.
+
+    Exit code 2 if something would stop a migration in the current folder, 0 otherwise, whatever is noted.
+    """
+    from vecferry.doctor import doctor as look
+
+    diagnosis = look()
+    show(diagnosis, as_json)
+    sys.exit(diagnosis.exit_code)
+
+
+@cli.command()
 @click.argument("source")
 @click.option("--scan", is_flag=True, help="Read all rows: bad rows and ids that occur more than once.")
 @as_json
