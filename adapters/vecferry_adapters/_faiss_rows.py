@@ -190,6 +190,9 @@ class Lists:
         codes = np.array(codes, order="C")
         if self.code == "float32":
             return codes.view(np.float32)
+        if isinstance(self.index, faiss.IndexIVFScalarQuantizer):
+            # decode_vectors of FAISS 1.12 forgets the centroids
+            return self._whole(one, self.index.sq.decode(codes))
         out = np.empty((len(codes), self.index.d), np.float32)
         owner = np.full(len(codes), one, np.int64)
         self.index.decode_vectors(len(codes), faiss.swig_ptr(codes), faiss.swig_ptr(owner), faiss.swig_ptr(out))
@@ -205,10 +208,13 @@ class Lists:
         for block, out in zip(packed, codes, strict=True):
             packer.unpack_all(faiss.swig_ptr(block), faiss.swig_ptr(out))
         # reconstruct_from_offset crashes on an index that was read from a file, which has no fine_quantizer
-        vectors: Floats = self.index.pq.decode(codes.reshape(-1, packer.code_size)[:size])
+        return self._whole(one, self.index.pq.decode(codes.reshape(-1, packer.code_size)[:size]))
+
+    def _whole(self, one: int, decoded: Floats) -> Floats:
+        """Add a list's centroid to decoded rows, where they are what is left without it."""
         if self.index.by_residual:
-            vectors += faiss.downcast_index(self.index.quantizer).reconstruct(one)
-        return vectors
+            decoded += load_faiss().downcast_index(self.index.quantizer).reconstruct(one)
+        return decoded
 
     def labels(self, where: Where) -> Ints:
         """Return the ids that the lists hold."""
