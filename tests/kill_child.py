@@ -1,13 +1,15 @@
 """Fork a process for each command of vecferry that is asked for, and tell which phase it is in.
 
-Reads one JSON list [arguments, file for stderr] a line; writes `pid N`, `+phase TIME` and `-phase TIME` as phases begin
-and end, and `exit CODE`. Every child is a process of its own, to be killed as such; the imports are done only once.
-Checkpoints are small, so that a kill finds the stage in all of its states.
+Reads one JSON list [arguments, file for stderr, largest file, powers] a line; writes `pid N`, `+phase TIME` and
+`-phase TIME` as phases begin and end, and `exit CODE`. Every child is a process of its own, to be killed as such; the
+imports are done only once. Checkpoints are small, so that a kill finds the stage in all of its states.
 """
 
+import ctypes
 import functools
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -69,8 +71,22 @@ def mark() -> None:
     migration.Measure.of = marked("gate", migration.Measure.of)
 
 
-def run(arguments: list[str], errors: str) -> None:
+def obey_permissions() -> None:
+    """Give up root's power to open what permissions forbid: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0
+    for i in range(3):  # the lower words of the effective, permitted and inheritable set
+        sets[i] &= ~0b110
+    assert libc.capset(header, sets) == 0
+
+
+def run(arguments: list[str], errors: str, largest: int | None, powers: bool) -> None:
     """Be the command, to the end of the process."""
+    if largest is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+    if not powers:
+        obey_permissions()
     tell(f"pid {os.getpid()}")
     for source, descriptor in ((os.devnull, 0), (os.devnull, 1), (errors, 2)):
         os.dup2(os.open(source, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644), descriptor)
@@ -90,10 +106,10 @@ def serve() -> None:
         import_module(module)
     mark()
     for line in sys.stdin:
-        arguments, errors = json.loads(line)
+        command = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            run(arguments, errors)
+            run(*command)
         tell(f"exit {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
 
 

@@ -144,18 +144,18 @@ class Server:
             [sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
-    def start(self, arguments: list[str]) -> Run:
-        """Begin a command."""
+    def start(self, arguments: list[str], *, largest: int | None = None, powers: bool = True) -> Run:
+        """Begin a command: with files of at most `largest` bytes, without root's `powers` over permissions."""
         self._count += 1
         run = Run(self, self._folder / f"stderr-{os.getpid()}-{self._count}")
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([arguments, str(run.errors)]) + "\n")
+        self._process.stdin.write(json.dumps([arguments, str(run.errors), largest, powers]) + "\n")
         self._process.stdin.flush()
         return run
 
-    def finish(self, arguments: list[str]) -> Run:
+    def finish(self, arguments: list[str], *, largest: int | None = None, powers: bool = True) -> Run:
         """Run a command to its end."""
-        run = self.start(arguments)
+        run = self.start(arguments, largest=largest, powers=powers)
         run.end()
         return run
 
@@ -224,8 +224,8 @@ class Campaign:
         assert made.code == 0, made.stderr
         self.undisturbed = {over: self._undisturbed(over) for over in (False, True)}
 
-    def _fresh(self, name: str, over: bool) -> Path:
-        folder = self.folder / name
+    def fresh(self, folder: Path, over: bool) -> Path:
+        """Make a folder for one run: empty, or with the old target in it."""
         if over:
             shutil.copytree(self.old, folder)
         else:
@@ -236,7 +236,7 @@ class Campaign:
         return self.job.arguments(folder, self.kind, *(["--overwrite"] if over else []), *more)
 
     def _undisturbed(self, over: bool) -> Undisturbed:
-        folder = self._fresh(f"undisturbed-{over}", over)
+        folder = self.fresh(self.folder / f"undisturbed-{over}", over)
         run = self.server.start(self.command(folder, over))
         spans: dict[str, list[float]] = {}
         began: dict[str, float] = {}
@@ -282,9 +282,13 @@ class Campaign:
                 known = reader.info.count == self.job.rows and reader.info.space is not None
         return known
 
+    def is_undisturbed(self, folder: Path, over: bool) -> bool:
+        """Say whether a folder holds what a run that nobody disturbs leaves, to the byte."""
+        return contents(folder) == self.undisturbed[over].files
+
     def once(self, outcome: Outcome, phase: str, over: bool, luck: random.Random) -> bool:
         """Kill one migration in a phase, and sometimes its resumption elsewhere; finish and check it."""
-        folder = self._fresh(f"run-{outcome.resumed}", over)
+        folder = self.fresh(self.folder / f"run-{outcome.resumed}", over)
         wanted, hit, more = phase, False, []
         while True:
             phases = self.strike(folder, over, wanted, luck, *more)
@@ -300,7 +304,7 @@ class Campaign:
         done = self.server.finish(self.command(folder, over, "--resume"))
         assert done.code == 0, done.stderr
         outcome.resumed += 1
-        outcome.equal += contents(folder) == self.undisturbed[over].files
+        outcome.equal += self.is_undisturbed(folder, over)
         with open_reader(str(folder / self.target.name)) as reader:
             found = np.concatenate([ids.to_numpy() for ids in reader.ids(1 << 16)])
         outcome.lost += len(np.setdiff1d(self.job.ids, found))

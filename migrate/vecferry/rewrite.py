@@ -108,8 +108,8 @@ def rewrite(
     tally = Tally.from_cursor(progress.cursor)
     if progress.cursor is not None and tally.stamp != stamp:
         raise UsageError(
-            f"{reader.info.uri} was written to since its first {tally.read:,} rows were translated: old and new rows "
-            "would be mixed, so delete the stage and start again"
+            f"{reader.info.uri} was written to, touched or copied since its first {tally.read:,} rows were translated, "
+            "so old and new rows could be mixed: start again without --resume, which names the stage to delete first"
         )
     tally.stamp = stamp
     advance(tally.read)
