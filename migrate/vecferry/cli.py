@@ -42,18 +42,22 @@ class Group(click.Group):
     """Turn the library's errors into messages and exit codes, in one place."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; SIGTERM stops it as Ctrl-C does."""
+        """Run a command; SIGTERM stops it as Ctrl-C does, and a second one of either ends the process at once."""
 
         def stop(number: int, frame: FrameType | None) -> None:
+            for other in before:
+                signal.signal(other, signal.SIG_DFL)
             raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGTERM, stop)
+        before = {n: h for n in (signal.SIGTERM, signal.SIGINT) if (h := signal.getsignal(n)) != signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, stop)
         try:
             return super().invoke(ctx)
         except VecferryError as error:
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
-            fail("stopped; nothing was written", StoppedError.exit_code)
+            fail("stopped; nothing half-done was published", StoppedError.exit_code)
         except OSError as error:
             fail(str(error), DataError.exit_code)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -62,7 +66,8 @@ class Group(click.Group):
             traceback.print_exc()
             fail("this is a bug in vecferry: please report it with the lines above", CRASHED)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def fail(message: str, code: int) -> None:
