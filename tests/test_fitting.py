@@ -308,8 +308,8 @@ def test_options_are_checked_before_stores_are_opened() -> None:
         vecferry.fit("nowhere", "nowhere", effort=3)
     with pytest.raises(UsageError, match="unknown metric 'dot'"):
         vecferry.fit("nowhere", "nowhere", metric="dot")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="unknown bad_rows 'keep'"):
-        vecferry.fit("nowhere", "nowhere", bad_rows="keep")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="unknown bad_rows 'mend'"):
+        vecferry.fit("nowhere", "nowhere", bad_rows="mend")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--qrels needs --queries"):
         vecferry.fit("nowhere", "nowhere", qrels="labels")
     with pytest.raises(UsageError, match="--source-queries needs --queries"):

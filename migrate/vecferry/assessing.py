@@ -60,7 +60,7 @@ def assess(
     """
     _check_options(solver, metric, queries, source_queries, qrels, cost_per_1k_texts)
     labels = None if qrels is None else read_qrels(qrels)
-    bad = BadRows(skip=bad_rows == "skip")
+    bad = BadRows.of(bad_rows)
     with ExitStack() as stack:
         old, new = (stack.enter_context(opened(store)) for store in (source, target))
         asked, asked_old = (

@@ -71,9 +71,9 @@ def fit(
     space or dimension than it should be, BadRowsError for rows that don't fit together unless `bad_rows="skip"`,
     and DataError when too little is left.
     """
-    _check_options(direction, solver, objective, effort, metric, bad_rows, queries, source_queries, qrels, sample)
+    _check_options(direction, solver, objective, effort, metric, queries, source_queries, qrels, sample)
     labels = None if qrels is None else read_qrels(qrels)
-    bad = BadRows(skip=bad_rows == "skip")
+    bad = BadRows.of(bad_rows)
     with ExitStack() as stack:
         old, new = (stack.enter_context(opened(store)) for store in (source, target))
         asked, asked_old = (
@@ -227,7 +227,6 @@ def _check_options(
     objective: str,
     effort: int,
     metric: str | None,
-    bad_rows: str,
     queries: Any,
     source_queries: Any,
     qrels: Any,
@@ -239,7 +238,6 @@ def _check_options(
         ("objective", objective, OBJECTIVES),
         ("effort", effort, EFFORTS),
         ("metric", metric or METRICS[0], METRICS),
-        ("bad_rows", bad_rows, ("fail", "skip")),
     ):
         if value not in known:
             raise UsageError(f"unknown {name} {value!r}: choose one of {', '.join(map(str, known))}")

@@ -82,12 +82,9 @@ def migrate(
     IncompatibleError before any work where the input or the options can't work, BadRowsError when a bad row is met,
     and StoppedError when interrupted.
     """
-    if (
-        bad_rows not in ("fail", "skip")
-        or duplicate_ids not in ("fail", "keep-last")
-        or dtype not in ("float32", "float16")
-    ):
-        raise UsageError("bad_rows is fail or skip, duplicate_ids is fail or keep-last, dtype is float32 or float16")
+    bad = BadRows.of(bad_rows)
+    if duplicate_ids not in ("fail", "keep-last") or dtype not in ("float32", "float16"):
+        raise UsageError("duplicate_ids is fail or keep-last, dtype is float32 or float16")
     if batch_size < 1 or (threads is not None and threads < 1):
         raise UsageError("batch_size and threads must be at least 1")
     if drop_payload and payload is not None:
@@ -109,7 +106,7 @@ def migrate(
         true = None
         if encoded is not None:
             with opened(encoded) as store:
-                true = TrueRows.read(store, reader, holdout, card, seed, BadRows(bad_rows == "skip"))
+                true = TrueRows.read(store, reader, holdout, card, seed, bad)
         measured_on = holdout if true is None or holdout is None else holdout.take(true.held_in.measured)
         check_gate(wanted, measured_on, reader.info.count)
         measure = Measure(reader, m, holdout, wanted, slicing, exact, true, seed)
@@ -124,7 +121,7 @@ def migrate(
         if doubled and duplicate_ids == "fail":
             cure = "Mend the source, or keep the last row of each with --duplicates keep-last."
             raise BadRowsError(reader.info.uri, "ids occur more than once", doubled, cure)
-        job = _Job(reader, plan, m, measure, batch_size, bad_rows == "skip", drop, set(doubled), keep, threads, device)
+        job = _Job(reader, plan, m, measure, batch_size, bad.skip, drop, set(doubled), keep, threads, device)
         if dry_run:
             return estimate(
                 reader,

@@ -32,10 +32,10 @@ seed = click.option(
 )
 bad_rows = click.option(
     "--bad-rows",
-    type=click.Choice(["fail", "skip"]),
+    type=click.Choice(["fail", "skip", "keep"]),
     default="fail",
     show_default=True,
-    help="What to do with NaN, infinite, zero and malformed rows.",
+    help="What to do with NaN, infinite, zero and malformed rows; keep only says why they can't be kept.",
 )
 duplicates = click.option(
     "--duplicates",

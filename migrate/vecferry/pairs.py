@@ -70,6 +70,19 @@ class BadRows:
     optional: bool = True
     skipped: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, rule: str) -> BadRows:
+        """Return the rule of this name, "fail" or "skip"; raise UsageError for others, and for "keep" say why."""
+        if rule == "keep":
+            raise UsageError(
+                "bad rows can't be kept: NaN disappears from inverted lists and breaks graphs, and a zero row is found "
+                "before every document whose score is below zero. Leave them out with --bad-rows skip, which names "
+                "and counts them, or mend the source"
+            )
+        if rule not in ("fail", "skip"):
+            raise UsageError(f"unknown bad_rows {rule!r}: choose one of fail, skip")
+        return cls(skip=rule == "skip")
+
     def drop(self, bad: Mask, ids: pa.Array, where: str, fault: str, cure: str) -> Mask:
         """Return which rows stay; raise BadRowsError when there are bad ones and none may be left out."""
         if bad.any():
