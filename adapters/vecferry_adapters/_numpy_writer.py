@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Cursor, VectorBatch
-from vecferry.errors import UnsupportedError, UsageError
+from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
 from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
 from vecferry_adapters._staging import Stage, resumable, write_json
@@ -72,6 +72,12 @@ class NumpyWriter:
                     file = os.fdopen(os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
                     self._files[name] = file
                     end = len(_header(dtype, 0, *shape)) + self._rows * dtype.itemsize * int(np.prod(shape))
+                    held = os.fstat(file.fileno()).st_size
+                    if self._rows and held < end:
+                        raise DataError(
+                            f"{self._folder / name} has {held} bytes, {end} are on record: delete "
+                            f"{self._stage.folder} and start again"
+                        )
                     file.truncate(end)  # rows behind the last durable one are written again
                     file.seek(end)
 

@@ -241,6 +241,7 @@ def _encoding(schema: pa.Schema, vector: str, identifier: str | None) -> dict[st
     return {
         "use_dictionary": [p for p in others if p != identifier],
         "write_statistics": others,
+        "write_page_checksum": True,
         "compression": {p: "zstd" if p in others else "none" for p in paths},
         "use_compliant_nested_type": False,  # which would rename what lists of the payload call their elements
     }

@@ -185,7 +185,11 @@ class NumpyReader:
         return self._arrow(self._ids.rows(start, stop))
 
     def _arrow(self, ids: NDArray[Any]) -> pa.Array:
-        return pa.array(ids.astype(ids.dtype.newbyteorder("="), copy=False), self.info.id_type)
+        try:
+            return pa.array(ids.astype(ids.dtype.newbyteorder("="), copy=False), self.info.id_type)
+        except (UnicodeError, pa.ArrowInvalid) as error:
+            where = self._uri if self._ids is None else self._ids.path
+            raise DataError(f"{where} holds ids that are no text in Unicode: {error}") from error
 
     def take(self, ids: pa.Array) -> VectorBatch:
         """Return the rows of these ids, read one by one."""

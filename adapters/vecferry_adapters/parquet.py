@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -84,9 +85,11 @@ def rollback(uri: Uri) -> str:
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
             yield file
     except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno:  # of the system, not of what is in the file: it may come back
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         reason = str(error).partition("\n")[0]
         raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {reason}") from error
 
@@ -199,10 +202,17 @@ class ParquetReader:
             start = 0
             with _reading(path) as file:
                 wanted = range(first, len(groups))
+                told, found = sum(groups[first:]), 0
                 for batch in file.iter_batches(batch_size=size, row_groups=wanted, columns=columns):
+                    found += len(batch)
+                    if found > told:
+                        break
                     if skip < len(batch):
                         yield plain_batch(batch.slice(skip) if skip else batch)
                     skip = max(0, skip - len(batch))
+                if found != told:
+                    more = "more" if found > told else f"{found:,}"
+                    raise DataError(f"{path} is damaged: its footer speaks of {told:,} rows, its pages hold {more}")
 
     def _ids_of(self, batch: pa.RecordBatch, start: int) -> pa.Array:
         if self._id is None:

@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import traceback
+import unicodedata
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -71,14 +72,20 @@ class Group(click.Group):
 
 
 def fail(message: str, code: int) -> None:
-    """Print an error and exit with its code."""
-    click.echo(f"vecferry: {message}", err=True)
+    """Print an error, on one line, and exit with its code."""
+    lines = [line.strip() for line in message.splitlines()]
+    click.echo(printable(f"vecferry: {' '.join(filter(None, lines))}"), err=True)
     sys.exit(code)
 
 
 def show(result: Any, as_json: bool) -> None:
     """Print a result: for people, or as JSON alone on stdout."""
-    click.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False) if as_json else result.table())
+    click.echo(json.dumps(result.to_json(), indent=2, ensure_ascii=False) if as_json else printable(result.table()))
+
+
+def printable(text: str) -> str:
+    """Replace control characters, with which a name from a file of somebody else's could steer the terminal."""
+    return "".join(c if c == "\n" or unicodedata.category(c) not in ("Cc", "Cs") else "\ufffd" for c in text)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

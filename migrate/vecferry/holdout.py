@@ -21,7 +21,6 @@ from vecferry.jsonfile import parse_json
 from vecferry.linear import LinearMap
 from vecferry.mapfile import HOLDOUT
 
-
 CONTENT = "content"
 """Key of the file's metadata that holds a hash of all that it holds; the first files have none."""
 

@@ -147,7 +147,7 @@ def texts_of(texts: Texts) -> Callable[[pa.Array], list[str]]:
 def reading(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file to read it in pieces; raise UsageError where there is none, DataError for a damaged one."""
     try:
-        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
+        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
             yield file
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file") from error
