@@ -8,7 +8,7 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet -e '.[cpu,torch,report,dev]'
 	touch .venv/ready
 
-.PHONY: demo test check slow browser-deps clean
+.PHONY: demo test check slow browser-deps strace clean
 
 demo: .venv/ready
 	rm -rf vecferry-demo
@@ -23,7 +23,7 @@ check: .venv/ready
 	$(BIN)/mypy
 	$(MAKE) test
 
-slow: .venv/ready browser-deps
+slow: .venv/ready browser-deps strace
 	$(BIN)/pytest -n auto -m 'slow or models or stores or browser'
 
 # Chromium for the tests that look at the report's page; without it they are skipped.
@@ -32,6 +32,13 @@ browser-deps:
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		apt-get update -q && apt-get install -y -q --no-install-recommends chromium; \
 	else echo 'browser-deps: no Chromium, and only root on Debian can install it here: its tests will be skipped'; fi
+
+# strace for the test of the order of system calls; without it that test is skipped.
+strace:
+	@if command -v strace >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -q && apt-get install -y -q --no-install-recommends strace; \
+	else echo 'strace: only root on Debian can install it here: its test will be skipped'; fi
 
 clean:
 	rm -rf .venv vecferry-demo

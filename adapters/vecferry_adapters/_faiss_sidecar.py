@@ -85,11 +85,13 @@ def read_entry(path: Path) -> Mapping[str, Any]:
 def add_entry(target: Path, staged: Path, entry: Mapping[str, Any]) -> None:
     """Record what a file that is about to become `target` is, beside what is recorded of the present one."""
     sidecar = _sidecar_of(target)
-    write_json(sidecar, {"format": 1, "files": dict(_entries(sidecar)) | {fingerprint(staged): dict(entry)}})
+    entries = dict(_entries(sidecar)) | {fingerprint(staged): dict(entry)}
+    write_json(sidecar, {"format": 1, "files": entries}, stage=staged.parent)
 
 
-def trim_entries(target: Path) -> None:
-    """Forget files that are neither the target nor its backup."""
+def trim_entries(target: Path, stage: Path) -> None:
+    """Forget files that are neither the target nor its backup; `stage` is where the sidecar is written."""
     sidecar = _sidecar_of(target)
     present = {fingerprint(path) for path in (target, backup_of(target)) if path.is_file()}
-    write_json(sidecar, {"format": 1, "files": {k: v for k, v in _entries(sidecar).items() if k in present}})
+    entries = {k: v for k, v in _entries(sidecar).items() if k in present}
+    write_json(sidecar, {"format": 1, "files": entries}, stage=stage)

@@ -214,7 +214,7 @@ class FaissWriter:
         with self._resumable():
             add_entry(self._stage.target, path, self._entry())
             backup = self._stage.publish_file(path)
-            trim_entries(self._stage.target)
+            trim_entries(self._stage.target, self._stage.folder)
         self._close_files()
         self._stage.discard()
         return None if backup is None else str(backup)

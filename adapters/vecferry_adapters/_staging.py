@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -19,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from vecferry.errors import DataError, StoppedError, UnsupportedError, UsageError
+from vecferry.jsonfile import read_json
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+SEAL = "sha256"
+"""Key under which a state holds a hash of the rest of it."""
 
 
 def fsync(path: Path) -> None:
@@ -33,9 +37,9 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Replace a JSON file atomically and durably."""
-    fresh = path.with_name(path.name + ".tmp")
+def write_json(path: Path, value: Any, *, stage: Path | None = None) -> None:
+    """Replace a JSON file atomically and durably; until it is whole, it stands in a stage, or beside its name."""
+    fresh = (stage or path.parent) / (path.name + ".tmp")
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
@@ -178,7 +182,7 @@ class Stage:
             # nothing durable was ever staged here, or all of it was published and only this folder was left behind
             self._fresh = True
             self._clear()
-            write_json(path, {"plan": self.plan})
+            write_json(path, _sealed({"plan": self.plan}))
             fsync(self.folder.parent)
             return {"plan": self.plan}
         if not resume:
@@ -194,12 +198,14 @@ class Stage:
         return state
 
     def _load(self, path: Path) -> dict[str, Any]:
+        damaged = f"{path} is damaged: delete {self.folder} and start again"
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            state = None
-        if not isinstance(state, dict):
-            raise DataError(f"{path} is damaged: delete {self.folder} and start again")
+            held = read_json(path)
+        except DataError as error:
+            raise DataError(damaged) from error
+        state = {name: value for name, value in held.items() if name != SEAL}
+        if held != _sealed(state):  # counts that don't belong to what is staged would shift ids
+            raise DataError(damaged)
         return state
 
     def _check_target(self) -> None:
@@ -225,7 +231,7 @@ class Stage:
     def save(self, **state: Any) -> None:
         """Replace the state durably; call it after the data that it speaks of were fsynced."""
         self.state = {"plan": self.plan} | state
-        write_json(self.folder / "state.json", self.state)
+        write_json(self.folder / "state.json", _sealed(self.state))
 
     def _publishing(self, staged: Path) -> None:
         """Record which file or folder is being published: it keeps its inode while it changes its name."""
@@ -273,6 +279,7 @@ class Stage:
             backup = backup_of(self.target)
             if staged != backup:
                 staged.rename(backup)
+                fsync(backup.parent)
             exchange(backup, self.target)
         else:
             staged.rename(self.target)
@@ -297,6 +304,11 @@ class Stage:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _sealed(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with a hash of what it says."""
+    return state | {SEAL: hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()}
 
 
 def _inode(path: Path) -> int | None:

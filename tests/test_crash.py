@@ -1,0 +1,233 @@
+"""What stops a migration short of a kill: signals, a full disk, permissions, a source that vanishes.
+
+Each is a line that names the place and an exit code; what was there before is whole, and --resume ends with the bytes
+of a run that nobody disturbed.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kill_harness import KINDS, Campaign, Job, Run, Server
+
+pytest.importorskip("faiss", reason="most of the targets")
+
+ROWS = 4000
+PHASES = [(kind, phase) for kind in KINDS for phase in KINDS[kind].phases]
+BRIEFLY = {("flat", "read"), ("flat", "publish"), ("ivf", "train"), ("hnsw", "build"), ("parquet", "checkpoint")}
+BRIEFLY |= {("parquet", "gate"), ("parquet", "verify")}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("stderr")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def campaign(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Campaign]:
+    """Return what makes a kind's targets, made once: its old target, and what an undisturbed run leaves."""
+    folder = tmp_path_factory.mktemp("crash")
+    job = Job(folder / "job" / "data", ROWS)
+    made: dict[str, Campaign] = {}
+
+    def of(kind: str) -> Campaign:
+        if kind not in made:
+            made[kind] = Campaign(server, job, kind, folder / kind)
+        return made[kind]
+
+    return of
+
+
+def check_stopped(run: Run, code: int, *told: str) -> None:
+    """Hold a run to its exit code and to one line on stderr that tells what is needed."""
+    assert run.end() == code, run.stderr
+    line, rest = run.stderr.split("\n", 1)
+    assert not rest, run.stderr
+    assert line.startswith("vecferry: ")
+    for part in told:
+        assert part in line
+
+
+def check_resumed(c: Campaign, folder: Path, *more: str) -> None:
+    """See that the target is whole, resume, and compare with an undisturbed run."""
+    assert c.is_whole(folder, over=True)
+    done = c.server.finish(c.command(folder, True, "--resume", *more))
+    assert done.code == 0, done.stderr
+    assert c.is_undisturbed(folder, over=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"), [p if p in BRIEFLY else pytest.param(*p, marks=pytest.mark.slow) for p in PHASES]
+)
+def test_a_signal_in_any_phase_is_a_resumable_stop(
+    kind: str, phase: str, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign(kind)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        folder = c.fresh(tmp_path / number.name, over=True)
+        run = server.start(c.command(folder, True))
+        assert run.until(phase, 1)
+        run.signal(number)
+        check_stopped(run, 5, "stopped; ", f"of {ROWS:,} rows are safe in the stage: the same command with --resume")
+        check_resumed(c, folder)
+
+
+def test_a_second_signal_ends_it_at_once(campaign: Callable[[str], Campaign], server: Server, tmp_path: Path) -> None:
+    c = campaign("hnsw")
+    folder = c.fresh(tmp_path / "run", over=True)
+    run = server.start(c.command(folder, True))
+    assert run.until("build", 1)
+    os.kill(run.pid, signal.SIGINT)
+    run.signal(signal.SIGINT)
+    assert run.code in (5, -signal.SIGINT)
+    assert "Traceback" not in run.stderr
+    check_resumed(c, folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows"), [("flat", 0.6), ("ivf", 1.0), ("hnsw", 1.0), ("parquet", 0.1)]
+)  # a built index is larger than its rows: it is the index that doesn't fit
+def test_a_file_that_may_not_grow_is_a_resumable_stop(
+    kind: str, rows: float, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign(kind)
+    folder = c.fresh(tmp_path / "run", over=True)
+    largest = int(ROWS * rows * 4 * 40) + 100
+    run = server.finish(c.command(folder, True), largest=largest)
+    check_stopped(run, 5, f"{folder / c.target.name} can't be written: File too large", "rows are staged safely")
+    check_resumed(c, folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a filesystem of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small filesystem needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Leave not a byte free."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("kind", "phase"),
+    [("flat", "stage"), ("flat", "gate"), ("ivf", "build"), ("hnsw", "stage"), ("parquet", "stage")],
+)
+def test_a_full_disk_is_a_resumable_stop(
+    kind: str, phase: str, campaign: Callable[[str], Campaign], server: Server, small_disk: Path
+) -> None:
+    c = campaign(kind)
+    folder = c.fresh(small_disk / "run", over=True)
+    run = server.start(c.command(folder, True))
+    assert run.until(phase, 2 if phase == "stage" else 1)
+    fill(small_disk / "filler")
+    check_stopped(run, 5, f"the disk of {folder / c.target.name} is full (0 bytes are free)", "make room")
+    begun = server.finish(c.command(folder, True, "--resume"))
+    assert begun.code in (2, 5), begun.stderr  # no room yet
+    assert "full" in begun.stderr or "bytes" in begun.stderr
+    (small_disk / "filler").unlink()
+    check_resumed(c, folder)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_folder_that_may_not_be_written_to_is_named_before_any_work(
+    kind: str, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign(kind)
+    folder = c.fresh(tmp_path / "run", over=True)
+    folder.chmod(0o555)
+    run = server.finish(c.command(folder, True), powers=False)
+    check_stopped(run, 2, f"{folder / c.target.name} can't be written: Permission denied ({folder}/.", "put that right")
+    folder.chmod(0o755)
+    assert c.is_whole(folder, over=True)
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+    done = server.finish(c.command(folder, True), powers=False)
+    assert done.code == 0, done.stderr
+    assert c.is_undisturbed(folder, over=True)
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("flat", "stage"), ("parquet", "publish"), ("flat", "publish")])
+def test_a_folder_that_turns_read_only_is_a_resumable_stop(
+    kind: str, phase: str, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign(kind)
+    folder = c.fresh(tmp_path / "run", over=True)
+    stage = folder / f".{c.target.name}.vecferry"
+    run = server.start(c.command(folder, True), powers=False)
+    assert run.until(phase, 1)
+    for path in (folder, stage):
+        path.chmod(0o555)
+    check_stopped(run, 5, f"{folder / c.target.name} can't be written: Permission denied", "rows are staged safely")
+    for path in (folder, stage):
+        path.chmod(0o755)
+    check_resumed(c, folder)
+
+
+def test_a_source_that_may_not_be_read_is_named(
+    campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign("flat")
+    folder = c.fresh(tmp_path / "run", over=True)
+    c.job.source.chmod(0)
+    try:
+        run = server.finish(c.command(folder, True), powers=False)
+    finally:
+        c.job.source.chmod(0o644)
+    check_stopped(run, 3, f"Permission denied: '{c.job.source}'")
+    assert c.is_whole(folder, over=True)
+
+
+@pytest.mark.parametrize(("kind", "phase"), [("flat", "read"), ("parquet", "checkpoint"), ("hnsw", "build")])
+def test_a_source_that_vanishes_is_a_resumable_stop(
+    kind: str, phase: str, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    """Take away its folder, as when a network share is gone, and bring it back."""
+    c = campaign(kind)
+    folder = c.fresh(tmp_path / "run", over=True)
+    gone = c.job.folder.with_name("gone")
+    run = server.start(c.command(folder, True))
+    assert run.until(phase, 1)
+    c.job.folder.rename(gone)
+    try:
+        check_stopped(run, 5, f"No such file or directory: '{c.job.source}'", "rows are safe in the stage", "--resume")
+    finally:
+        run.end()
+        gone.rename(c.job.folder)
+    check_resumed(c, folder)
+
+
+def test_a_source_that_was_touched_between_a_stop_and_its_resumption_is_refused_with_the_cure(
+    campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    c = campaign("flat")
+    folder = c.fresh(tmp_path / "run", over=True)
+    run = server.start(c.command(folder, True))
+    assert run.until("verify", 1)
+    run.signal()
+    c.job.source.touch()
+    stage = folder / ".new.faiss.vecferry"
+    again = server.finish(c.command(folder, True, "--resume"))
+    check_stopped(again, 2, "was written to, touched or copied since its first 4,000 rows were translated", "delete")
+    first = server.finish(c.command(folder, True))  # what the message says to do: it names the folder to delete
+    check_stopped(first, 2, str(stage), "delete that folder to start again")
+    shutil.rmtree(stage)
+    done = server.finish(c.command(folder, True))
+    assert done.code == 0, done.stderr
+    assert c.is_undisturbed(folder, over=True)
