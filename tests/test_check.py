@@ -184,6 +184,7 @@ def test_stores_of_other_documents_are_refused_with_numbers(world, rows):
         check(world.index(), truth=twice)
 
 
+@pytest.mark.case("1")
 def test_another_space_or_dimension_is_refused(world):
     asked = world.store(world.queries, world.names, space="old")
     with pytest.raises(IncompatibleError, match=r"the index is in the space 'new', the queries the queries in 'old'"):
@@ -268,6 +269,7 @@ def test_the_index_and_translations_are_no_truth(world, tmp_path):
     assert value(report, "as indexed", "doc-agreement") == pytest.approx(expected)
 
 
+@pytest.mark.case("1", "44")
 def test_vectors_of_the_old_model_are_refused_where_dimensions_are_equal(world, rows):
     turn = np.linalg.qr(np.random.default_rng(3).standard_normal((D, D)))[0]
     old, old_asked = unit(world.target @ turn), unit(world.queries @ turn)

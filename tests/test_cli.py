@@ -48,6 +48,7 @@ def test_bad_data_exits_3(tmp_path: Path) -> None:
     assert "not a store that any installed adapter knows (faiss, npy, parquet)" in err
 
 
+@pytest.mark.case("4")
 def test_an_incompatible_map_exits_4_with_both_numbers(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((5, 7), np.float32))
     LinearMap(np.ones((6, 4)), card=Card(Side(6), Side(4), "by hand")).save(tmp_path / "map")

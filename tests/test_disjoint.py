@@ -46,6 +46,7 @@ def rows_in(rows: Any, others: Any) -> list[bool]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.booleans(), st.integers(0, 20))
+@pytest.mark.case("p6")
 def test_no_fit_row_equals_a_held_out_one(seed: int, by_role: bool, copies: int) -> None:
     rng = np.random.default_rng(seed)
     pairs = make_pairs(80, seed, rng.random(80) < 0.2 if by_role else None)
@@ -85,6 +86,7 @@ def test_zero_of_either_sign_is_one_number() -> None:
     assert any("1 pairs left out of the fit" in w for w in parts.warnings)
 
 
+@pytest.mark.case("p6")
 def test_a_holdout_that_was_fitted_on_is_refused() -> None:
     pairs = make_pairs(20)
     with pytest.raises(DataError, match="3 of 5 held-out documents were fitted on"):

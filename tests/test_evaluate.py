@@ -92,6 +92,7 @@ def value(evaluation: Evaluation, row: str, metric: str, k: int = 10) -> float:
     return cell.value
 
 
+@pytest.mark.case("45")
 def test_every_row_is_the_overlap_that_its_name_says(indexed):
     h, m = corpus(d_in=D_OUT)
     translated = m.apply(h.source)
@@ -275,6 +276,7 @@ def test_a_store_that_has_none_of_the_rows_is_not_measured(indexed):
     assert "none of the 400 held-out ids" in e.cell("as indexed", "agreement", 10).reason
 
 
+@pytest.mark.case("p2")
 def test_duplicates_do_not_pull_a_perfect_map_below_1(indexed):
     """Field case p2, through the whole evaluation: every document eight times, ids shuffled."""
     h, _ = corpus(n=50, d_in=D_OUT)

@@ -227,6 +227,7 @@ def lengths(x: Any, low: float, high: float) -> Any:
     return (x * np.linspace(low, high, len(x))[:, None]).astype(np.float32)
 
 
+@pytest.mark.case("19")
 def test_several_lengths_need_a_metric(rows: Any) -> None:
     source, target = stores(rows, new=lengths(NEW, 0.1, 0.7), target_metric="ip")
     with pytest.raises(UsageError, match=r"TGT: norms go from 0\.1\d* to 0\.7.*the store says ip.*--metric"):
@@ -245,6 +246,7 @@ def test_inner_product_of_one_length_is_called_cosine(rows: Any) -> None:
     assert has_warning(m, "ranks like cosine")
 
 
+@pytest.mark.case("19")
 def test_source_length_is_no_part_of_the_map_under_cosine(rows: Any) -> None:
     """Field case 19: an inner-product index with norms from .1 to .7."""
     plain = vecferry.fit(*stores(rows))
@@ -277,12 +279,14 @@ def test_source_length_is_no_part_of_the_map_under_cosine(rows: Any) -> None:
         ({"target_space": "e5"}, {"target_prompt": "passage: "}, "'e5', the target .* prompt 'passage: '"),
     ],
 )
+@pytest.mark.case("1", "38")
 def test_contradicting_spaces_are_refused(rows: Any, info: Any, declared: Any, said: str) -> None:
     with pytest.raises(IncompatibleError, match=said) as caught:
         vecferry.fit(*stores(rows, **info), **declared)
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.case("38")
 def test_recorded_spaces_are_taken_over_and_prompts_are_part_of_them(rows: Any) -> None:
     m = vecferry.fit(*stores(rows, source_space="e5 [passage: ]", target_space="new"))
     assert m.card is not None
@@ -325,6 +329,7 @@ def test_quantised_stores_need_leave(rows: Any) -> None:
     assert vecferry.fit(source, target, allow_lossy=True).d_in == D_OLD
 
 
+@pytest.mark.case("44")
 def test_one_store_on_both_sides_is_refused(rows: Any, tmp_path: Path) -> None:
     source, _ = stores(rows)
     with pytest.raises(UsageError, match="SRC is both source and target"):
@@ -338,6 +343,7 @@ def test_one_store_on_both_sides_is_refused(rows: Any, tmp_path: Path) -> None:
         vecferry.fit(source, rows(IDS[PART], OLD[PART]))
 
 
+@pytest.mark.case("28", "29", "30")
 def test_faulty_rows(rows: Any) -> None:
     """Field cases 28 and 29 (NaN and zero rows), 30 (duplicate ids)."""
     old = OLD.copy()
@@ -355,6 +361,7 @@ def test_faulty_rows(rows: Any) -> None:
         vecferry.fit(rows(IDS, OLD), rows(twice, NEW[np.r_[PART, PART[:1]]], uri="TGT"))
 
 
+@pytest.mark.case("27")
 def test_a_vector_file_of_other_rows_is_refused(rows: Any) -> None:
     """Field case 27."""
     with pytest.raises(UsageError, match="TGT numbers its 300 rows and SRC numbers 400"):
@@ -369,6 +376,7 @@ def test_too_few_pairs(rows: Any) -> None:
 # What the fit notices
 
 
+@pytest.mark.case("2")
 def test_pairs_of_other_texts_are_noticed(rows: Any) -> None:
     """Field case 2: the ids don't mean the same texts, so nothing can be learned."""
     wrong = NEW[np.random.default_rng(3).permutation(N)]

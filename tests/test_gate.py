@@ -63,6 +63,7 @@ def test_a_gate_is_read():
         ("worst-slice.agreement@10@5000>=0.3", "only agreement and doc-agreement are foretold"),
     ],
 )
+@pytest.mark.case("p3")
 def test_what_is_no_gate_is_quoted_beside_an_example(text, complaint):
     with pytest.raises(UsageError, match=re.escape(complaint)) as caught:
         Gate.parse(text)
@@ -220,6 +221,7 @@ def test_a_decision_survives_json():
     ("name", "outcome"), [("perfect", "pass"), ("fitted", "pass"), ("random", "fail"), ("constant", "fail")]
 )
 @pytest.mark.parametrize("asked", ["agreement@10>=0.2", "doc-agreement@10>=0.2"])
+@pytest.mark.case("p1")
 def test_a_perfect_map_passes_a_random_and_a_constant_one_fail(name, outcome, asked, rows):
     """Field case p1. Topics of different sizes, a target with a large common mean, one document in ten twice."""
     rng = np.random.default_rng(0)

@@ -96,6 +96,7 @@ def test_the_order_of_adding_does_not_matter_to_the_exact_product(d_in: int) -> 
 
 @pytest.mark.usefixtures("product")
 @pytest.mark.parametrize(("pre", "post", "biased"), KINDS)
+@pytest.mark.case("p5")
 def test_the_bits_of_a_row_do_not_depend_on_the_batch(pre: str, post: str, biased: int) -> None:
     m, x = some_map(192, 70, pre, post, biased), some_rows(1100, 192)
     whole = m.apply(x)
@@ -106,6 +107,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_batch(pre: str, post: str, biase
 
 
 @given(data=st.data())
+@pytest.mark.case("p5")
 def test_the_bits_of_a_row_depend_on_nothing_around_it(data: st.DataObject) -> None:
     d_in, d_out = data.draw(st.sampled_from([(1, 3), (3, 1), (17, 40), (64, 2), (100, 100), (128, 64), (320, 48)]))
     m = some_map(d_in, d_out, data.draw(st.sampled_from(["none", "l2", "center_l2"])), "l2")

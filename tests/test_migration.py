@@ -65,6 +65,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
+@pytest.mark.case("p7", "p8")
 def test_every_row_is_translated_as_numpy_would(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     report = vecferry.migrate(source, tmp_path / "new.faiss", a_map(data), gate="agreement@10>=0.3", batch_size=700)
     assert isinstance(report, vecferry.Report)
@@ -86,6 +87,7 @@ def test_every_row_is_translated_as_numpy_would(data: dict[str, np.ndarray], sou
     assert (tmp_path / "new.faiss").stat() == before
 
 
+@pytest.mark.case("p5")
 def test_the_bytes_do_not_depend_on_batches_and_threads(
     data: dict[str, np.ndarray], source: str, tmp_path: Path
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_failed_gate_publishes_nothing_and_a_resumed_run_with_another_gate_doe
 
 
 @pytest.mark.parametrize("kind", ["random", "constant"])
+@pytest.mark.case("p1")
 def test_a_worthless_map_fails_the_gate(kind: str, data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     m = a_map(data)
     rng = np.random.default_rng(3)
@@ -141,6 +144,7 @@ def test_a_worthless_map_fails_the_gate(kind: str, data: dict[str, np.ndarray], 
     assert not (tmp_path / "new.faiss").exists()
 
 
+@pytest.mark.case("1", "4", "44")
 def test_the_wrong_map_is_refused_before_anything_is_written(
     data: dict[str, np.ndarray], source: str, tmp_path: Path
 ) -> None:
@@ -160,6 +164,7 @@ def test_the_wrong_map_is_refused_before_anything_is_written(
     assert names(tmp_path) == ["old.faiss"]
 
 
+@pytest.mark.case("1")
 def test_a_store_in_the_target_space_is_refused(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     m = seal(LinearMap(np.eye(D_IN), post="l2", card=Card(Side(D_IN, "old"), Side(D_IN, "new"), "by hand")))
     vecferry.migrate(source, tmp_path / "new.faiss", m)
@@ -171,6 +176,7 @@ def test_a_store_in_the_target_space_is_refused(data: dict[str, np.ndarray], sou
         vecferry.migrate(str(tmp_path / "new.faiss"), tmp_path / "newer.faiss", third)
 
 
+@pytest.mark.case("p11")
 def test_target_is_source_and_target_exists(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     before = Path(source).read_bytes()
     (tmp_path / "link.faiss").symlink_to(source)
@@ -186,6 +192,7 @@ def test_target_is_source_and_target_exists(data: dict[str, np.ndarray], source:
     assert not [n for n in names(tmp_path) if n.startswith(".")]
 
 
+@pytest.mark.case("p12")
 def test_overwrite_keeps_the_old_index_and_rollback_brings_it_back(
     data: dict[str, np.ndarray], source: str, tmp_path: Path
 ) -> None:
@@ -268,6 +275,7 @@ def test_a_dry_run_says_what_would_be_built_by_which_map_and_for_which_gate(
         assert reader.info.dim == told["target"]["dim"]
 
 
+@pytest.mark.case("18")
 def test_too_little_space_is_said_with_both_numbers(
     data: dict[str, np.ndarray], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +296,7 @@ def test_a_graph_s_links_are_counted(data: dict[str, np.ndarray], source: str, t
     assert 0.9 < estimate.nbytes / (target.stat().st_size + staged) < 1.1
 
 
+@pytest.mark.case("28", "29")
 def test_bad_rows_fail_named_or_are_skipped_and_counted(data: dict[str, np.ndarray], tmp_path: Path) -> None:
     x = data["x"].copy()
     x[7, 0], x[2000] = np.nan, 0
@@ -309,6 +318,7 @@ def test_bad_rows_fail_named_or_are_skipped_and_counted(data: dict[str, np.ndarr
     np.testing.assert_allclose(y, unit(x[[8, 2001]] @ data["lift"]), atol=1e-6)
 
 
+@pytest.mark.case("30")
 def test_duplicate_ids_fail_named_or_the_last_row_is_kept(data: dict[str, np.ndarray], tmp_path: Path) -> None:
     ids = [f"d{i}" for i in range(N)]
     ids[10] = ids[2500] = "twice"
@@ -397,6 +407,7 @@ def test_a_source_that_changed_between_a_stop_and_its_resumption_is_refused(
     assert not target.exists()
 
 
+@pytest.mark.case("p11")
 def test_nothing_that_is_read_or_precious_is_a_target(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     a_map(data).save(tmp_path / "map")
     shards = tmp_path / "shards"
@@ -470,6 +481,7 @@ def test_an_empty_store_and_one_of_bad_rows_only(data: dict[str, np.ndarray], tm
     assert names(tmp_path) == ["none.npy", "zeros.npy"]
 
 
+@pytest.mark.case("p9")
 def test_a_stage_that_was_tampered_with_is_not_published(
     data: dict[str, np.ndarray], source: str, tmp_path: Path
 ) -> None:
@@ -485,6 +497,7 @@ def test_a_stage_that_was_tampered_with_is_not_published(
     assert not target.exists()
 
 
+@pytest.mark.case("16")
 def test_two_runs_at_once_do_not_meet(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     from vecferry.store import StoreInfo, open_writer
 
@@ -497,6 +510,7 @@ def test_two_runs_at_once_do_not_meet(data: dict[str, np.ndarray], source: str, 
 
 
 @pytest.mark.parametrize("kind", ["flat", "parquet"])
+@pytest.mark.case("10", "11")
 def test_peak_memory_does_not_grow_with_the_index(kind: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     d_in, d_out, sizes = 64, 96, (150_000, 600_000)
@@ -527,6 +541,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
     # 450,000 more rows are 115 MB read and 173 MB written: were they held, the growth would show it
 
 
+@pytest.mark.case("45")
 def test_json_of_a_migration_is_the_report(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     from click.testing import CliRunner
 

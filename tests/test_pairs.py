@@ -111,6 +111,7 @@ def test_faulty_rows_are_left_out_and_counted(rows: Any, fault: str) -> None:
     )
 
 
+@pytest.mark.case("q2")
 def test_mixed_dimensions_and_nulls_of_a_parquet_store(rows: Any, tmp_path: Path) -> None:
     """Field case q2: a short, a long and a missing row, by name, and no other row shifted."""
     source, _ = stores(rows)
@@ -148,12 +149,14 @@ def test_ids_of_two_kinds_are_refused_with_both_types(rows: Any) -> None:
         join(source, target, BadRows())
 
 
+@pytest.mark.case("27")
 def test_no_id_in_common_shows_ids_of_both(rows: Any) -> None:
     source, target = stores(rows, target_ids=pa.array(IDS[PART] + 20_000))
     with pytest.raises(DataError, match=f"{IDS[PART][0] + 20_000}, .*{IDS[0]}, "):
         join(source, target, BadRows(skip=True))
 
 
+@pytest.mark.case("27")
 def test_row_numbers_join_only_what_they_must_mean(rows: Any) -> None:
     numbered, whole = rows(None, OLD, uri="SRC"), rows(None, NEW, uri="TGT")
     assert join(numbered, whole, BadRows()).ids.to_pylist() == list(range(200))

@@ -131,6 +131,7 @@ def test_it_is_the_ridge_of_documents_and_queries_with_the_roles_swapped(rows: A
     assert len(parts.queries) == len(parts.source_queries) == 0
 
 
+@pytest.mark.case("44")
 def test_documents_are_refused_by_it_and_queries_taken(sample: Sample, query_map: LinearMap, tmp_path: Path) -> None:
     """Equal dimensions, no names: by name nothing could be told."""
     nameless = sample.fit(direction="query")
@@ -151,6 +152,7 @@ def test_documents_are_refused_by_it_and_queries_taken(sample: Sample, query_map
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.case("44")
 def test_a_document_map_refuses_new_queries(sample: Sample) -> None:
     m = sample.fit()
     assert m.card is not None

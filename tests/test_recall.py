@@ -140,6 +140,7 @@ def test_what_was_not_found_is_not_right():
 
 
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.case("p2")
 def test_any_order_of_duplicates_is_perfect(metric):
     """Field case p2: every document stands there 12 times; which of them an index returns is chance."""
     documents = np.repeat(gaussian(30, 8), 12, axis=0)
@@ -281,6 +282,7 @@ def test_a_ratio_is_resampled_in_pairs():
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 0.1, 0.7, 1.0]), min_size=1, max_size=30), st.integers(0, 100))
+@pytest.mark.case("p2")
 def test_the_interval_contains_its_value_and_is_reproducible(values, seed):
     value, low, high = interval(np.array(values), seed=seed)
     assert 0 <= low <= value <= high <= 1 + 1e-12

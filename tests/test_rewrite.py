@@ -94,6 +94,7 @@ def test_bad_rows_are_named_and_stop_the_stream() -> None:
 
 
 @given(st.integers(1, 12), st.sets(st.integers(0, 11)), st.sets(st.integers(0, 11)))
+@pytest.mark.case("28", "29")
 def test_skipping_reconciles_for_every_batch_size(batch_size: int, bad: set[int], drop: set[int]) -> None:
     x = np.ones((12, 3), np.float32)
     x[list(bad), 0] = np.inf
@@ -113,6 +114,7 @@ def test_skipping_reconciles_for_every_batch_size(batch_size: int, bad: set[int]
         assert (again.digest, again.skipped, again.skipped_ids) == (tally.digest, tally.skipped, tally.skipped_ids)
 
 
+@pytest.mark.case("30")
 def test_duplicates_are_found_with_the_rows_that_lose() -> None:
     ids = ["a", "b", "a", "c", "b", "a", ""]
     names, earlier = duplicates(Rows(pa.array(ids), np.ones((7, 2))), batch_size=2)

@@ -171,6 +171,7 @@ def test_the_next_step_names_the_options_that_it_needs(tmp_path: Path, lossy: bo
     assert fitted.exit_code == 0, fitted.output
 
 
+@pytest.mark.case("30")
 def test_repeated_ids_are_named(rows: Any, tmp_path: Path) -> None:
     """Field case 30."""
     ids = IDS.copy()

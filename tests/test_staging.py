@@ -84,6 +84,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.case("16", "17")
 def test_publication_stopped_at_every_step_is_finished_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: bool, existing: bool
 ) -> None:
@@ -201,6 +202,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.case("16")
 def test_a_stage_belongs_to_one_process_until_it_dies(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path / "t")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -271,6 +273,7 @@ def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == {"a": "ö"}
 
 
+@pytest.mark.case("18")
 def test_a_full_disk_is_a_resumable_stop(tmp_path: Path) -> None:
     with (
         pytest.raises(StoppedError, match=r"full \([0-9,]+ bytes are free\); 1,234 rows"),
@@ -329,6 +332,7 @@ def test_exchange_and_roll_back_need_both_sides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet"])
+@pytest.mark.case("p12")
 def test_a_folder_is_rolled_back_to_what_it_was(tmp_path: Path, kind: str) -> None:
     for sign in (1, -1):
         x = np.full((5, 2), sign, np.float32)

@@ -67,6 +67,7 @@ def test_names_of_files_that_look_like_addresses(tmp_path: Path, monkeypatch: py
             assert reader.info.kind == "npy"
 
 
+@pytest.mark.case("q4")
 def test_content_decides_not_the_name(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.ones((2, 2), np.float32))
     (tmp_path / "a.npy").rename(tmp_path / "a.parquet")

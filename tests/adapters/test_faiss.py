@@ -67,6 +67,7 @@ def takes_ids(factory: str) -> bool:
 
 @pytest.mark.parametrize("where", ["file", "memory"])
 @pytest.mark.parametrize("factory", EXACT + ROTATED)
+@pytest.mark.case("6", "7")
 def test_exact_structures_give_back_what_was_added(factory: str, where: str, tmp_path: Path) -> None:
     index = made(factory, ids=IDS if takes_ids(factory) else None)
     uri = saved(index, tmp_path / "a.bin") if where == "file" else index
@@ -248,6 +249,7 @@ def test_nan_rows_of_a_flat_index_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["folder", "glob"])
+@pytest.mark.case("9")
 def test_files_are_read_as_shards_in_sorted_order(address: str, tmp_path: Path) -> None:
     for number, (low, high) in enumerate([(0, 300), (300, 310), (310, N)]):
         saved(made("Flat", rows=X[low:high]), tmp_path / f"part{number}.index")
@@ -280,6 +282,7 @@ def test_shards_must_agree(tmp_path: Path) -> None:
             store.open_reader(f"faiss:{tmp_path}")
 
 
+@pytest.mark.case("9")
 def test_shards_in_memory() -> None:
     shards = faiss.IndexShards(D)
     for low, high in [(0, 300), (300, N)]:
@@ -306,6 +309,7 @@ DAMAGED = ["Flat", "IDMap2,Flat", "IVF4,SQ8", "HNSW4,Flat", "PCA4,IVF4,PQ2x4", "
 
 
 @pytest.mark.parametrize("factory", DAMAGED)
+@pytest.mark.case("q4")
 def test_cut_and_lengthened_files_are_refused(factory: str, tmp_path: Path) -> None:
     path = tmp_path / "a"
     good = small(factory, path)
@@ -322,6 +326,7 @@ def test_cut_and_lengthened_files_are_refused(factory: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("factory", DAMAGED)
+@pytest.mark.case("q4")
 def test_changed_bytes_never_end_the_process(factory: str, tmp_path: Path) -> None:
     code = """if True:
         import sys, numpy as np
@@ -448,6 +453,7 @@ def test_an_address_sets_search_parameters(tmp_path: Path) -> None:
             store.open_reader(uri + wrong)
 
 
+@pytest.mark.case("5")
 def test_wrong_queries_are_refused() -> None:
     with store.open_reader(made("Flat")) as reader, pytest.raises(IncompatibleError, match=r"16.*8"):
         reader.search(QUERIES[:, :8], 3)
@@ -478,6 +484,7 @@ def peak(code: str, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IDMap2,Flat", "IVF32,Flat", "SQ8"])
+@pytest.mark.case("10", "11")
 def test_reading_takes_no_more_memory_for_more_rows(factory: str, tmp_path: Path) -> None:
     peaks, dim, counts = [], 128, (30_000, 120_000)
     for count in counts:

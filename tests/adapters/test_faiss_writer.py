@@ -111,6 +111,7 @@ def test_bytes_do_not_depend_on_threads(factory: str, tmp_path: Path) -> None:
     assert written(tmp_path / "a", info(factory), threads=1) == written(tmp_path / "b", info(factory), threads=3)
 
 
+@pytest.mark.case("15")
 def test_rows_are_added_and_sampled_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vecferry_adapters import _faiss_train
 
@@ -322,6 +323,7 @@ def test_fingerprints_tell_files_apart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF8,Flat"])
 @pytest.mark.parametrize("step", ["fingerprint", "publish", "trim"])
+@pytest.mark.case("17")
 def test_a_stop_while_publishing_is_finished_later(
     factory: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,6 +424,7 @@ def kill_and_resume(folder: Path, factory: str, times: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF16,SQ8"])
+@pytest.mark.case("16", "p8")
 def test_a_killed_writer_is_continued_to_the_same_bytes(factory: str, tmp_path: Path) -> None:
     kill_and_resume(tmp_path, factory, times=2, seed=0)
 
@@ -501,6 +504,7 @@ def test_a_disk_that_is_full_during_the_build_leaves_all_rows_safe(
 
 @pytest.mark.parametrize("kind", ["faiss", "parquet", "npy"])
 @pytest.mark.parametrize("left", [0, 1, 2])
+@pytest.mark.case("18")
 def test_a_disk_too_full_to_begin_is_left_as_it_was(kind: str, left: int, tiny_disk: Path) -> None:
     """With room for a few pages what begins may fail at its first file or at its last."""
     free = shutil.disk_usage(tiny_disk).free
@@ -536,6 +540,7 @@ def test_a_damaged_stage_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store.open_writer(f"faiss:{tmp_path / 't'}", info(), resume=True)
 
 
+@pytest.mark.case("4", "5")
 def test_the_wrong_dimension_is_named(tmp_path: Path) -> None:
     with store.open_writer(f"faiss:{tmp_path / 't'}", info()) as writer:
         with pytest.raises(IncompatibleError, match=r"16.*8"):

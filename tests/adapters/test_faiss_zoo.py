@@ -91,6 +91,7 @@ def read_back(uri: Any, size: int = 64) -> tuple[store.StoreInfo, VectorBatch]:
 
 
 @pytest.mark.parametrize("factory", [*EXACT, *SCALAR, *CODED])
+@pytest.mark.case("6", "7", "9")
 def test_what_an_index_holds_is_read(factory: str, tmp_path: Path) -> None:
     index = built(factory, faiss.METRIC_L2, outer_of(factory))
     left = np.ones(N, bool)

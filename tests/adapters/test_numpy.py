@@ -111,6 +111,7 @@ def test_ids_of_every_type(tmp_path: Path, ids: np.ndarray, kind: pa.DataType) -
         assert reader.take(pa.array(ids[[2, 0]].tolist(), kind)).vectors.tolist() == np.eye(3)[[2, 0]].tolist()
 
 
+@pytest.mark.case("32")
 def test_what_is_no_matrix_of_floats_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     for array, said in (
@@ -128,6 +129,7 @@ def test_what_is_no_matrix_of_floats_is_refused(tmp_path: Path) -> None:
         store.open_reader(f"npy:{path}")
 
 
+@pytest.mark.case("q4")
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.ones((40, 8), np.float32))

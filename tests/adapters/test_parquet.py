@@ -144,6 +144,7 @@ def matrix(uri: str, size: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["list", "large_list"])
+@pytest.mark.case("q2")
 def test_bad_rows_are_nan_and_shift_nothing(tmp_path: Path, kind: str) -> None:
     rows = [[1.0, 2.0], None, [3.0, 4.0], [5.0], [6.0, None], [], [7.0, 8.0, 9.0], [10.0, 11.0]]
     vectors = pa.array(rows, getattr(pa, "list_" if kind == "list" else kind)(pa.float32()))
@@ -153,6 +154,7 @@ def test_bad_rows_are_nan_and_shift_nothing(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("element", [pa.float16(), pa.float32(), pa.float64()])
+@pytest.mark.case("q2")
 def test_null_rows_and_elements_of_fixed_lists(tmp_path: Path, element: pa.DataType) -> None:
     vectors = pa.array([None, [1.0, 2.0], None, [3.0, None], [5.0, 6.0], None], pa.list_(element, 2))
     got = matrix(column(tmp_path, vectors))
@@ -171,6 +173,7 @@ def test_null_structs_are_bad_rows(tmp_path: Path) -> None:
         assert payload.to_pylist() == [{"emb": {"t": 1}}, {"emb": None}, {"emb": {"t": 3}}, {"emb": {"t": 4}}]
 
 
+@pytest.mark.case("q1")
 def test_blobs_of_a_wrong_length_are_bad_rows(tmp_path: Path) -> None:
     good = np.array([1, 2], "<f8").tobytes()
     uri = column(tmp_path, pa.array([good, good[:8], None, good]))
@@ -194,6 +197,7 @@ def test_a_double_beyond_float_is_infinite(tmp_path: Path) -> None:
     assert got[1].tolist() == [1, 2]
 
 
+@pytest.mark.case("q2")
 def test_sliced_columns(tmp_path: Path) -> None:
     """Arrays that are slices of longer ones, straight to the decoder: `values` of pyarrow ignores the slice."""
     from vecferry_adapters._parquet_columns import VectorColumn
@@ -209,6 +213,7 @@ def test_sliced_columns(tmp_path: Path) -> None:
     assert not view.flags.owndata  # float32 without nulls isn't copied
 
 
+@pytest.mark.case("q3")
 def test_several_vector_columns_are_an_error_that_lists_them(tmp_path: Path, rows: VectorBatch) -> None:
     x = fixed(rows.vectors)
     uri = column(
@@ -340,6 +345,7 @@ def test_duplicate_ids_keep_their_places(tmp_path: Path) -> None:
         assert reader.take(pa.array([2, 1])).vectors.tolist() == [[5, 6], [1, 2]]
 
 
+@pytest.mark.case("q4")
 def test_damaged_files_are_refused(tmp_path: Path, rows: VectorBatch) -> None:
     path = Path(column(tmp_path, fixed(rows.vectors)))
     whole = path.read_bytes()
