@@ -11,8 +11,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from kill_harness import KINDS, Campaign, Job, Run, Server
+
+import vecferry
+from vecferry.errors import UsageError
+from vecferry.store import open_reader
 
 pytest.importorskip("faiss", reason="most of the targets")
 
@@ -231,3 +236,46 @@ def test_a_source_that_was_touched_between_a_stop_and_its_resumption_is_refused_
     done = server.finish(c.command(folder, True))
     assert done.code == 0, done.stderr
     assert c.is_undisturbed(folder, over=True)
+
+
+@pytest.mark.parametrize("kind", ["faiss", "npy", "parquet"])
+def test_a_target_whose_files_somebody_changed_is_not_called_finished(
+    kind: str, campaign: Callable[[str], Campaign], tmp_path: Path
+) -> None:
+    """Of the same size, with the same ids: only the vectors are others."""
+    job = campaign("flat").job
+    target = tmp_path / f"new.{kind}"
+    options = {"drop_payload": kind != "parquet"}
+    vecferry.migrate(str(job.source), target, job.folder / "map", **options)
+    again = vecferry.migrate(str(job.source), target, job.folder / "map", **options)
+    assert isinstance(again, vecferry.Report)
+    assert "was finished and published by this very migration" in again.warnings[0]
+    vecferry.migrate(str(job.source), tmp_path / f"other.{kind}", job.folder / "old-map", **options)
+    inside = {"faiss": "", "npy": "vectors.npy", "parquet": "part-00000.parquet"}[kind]
+    with open_reader(str(target)) as reader:
+        assert reader.info.space is not None
+    shutil.copyfile(tmp_path / f"other.{kind}" / inside if inside else tmp_path / f"other.{kind}", target / inside)
+    with open_reader(str(target)) as reader:
+        assert reader.info.space is None  # nobody knows what these vectors are
+    with pytest.raises(UsageError, match="exists: choose another name, or --overwrite"):
+        vecferry.migrate(str(job.source), target, job.folder / "map", **options)
+
+
+def test_a_finished_migration_writes_the_payload_that_is_asked_for_now(
+    campaign: Callable[[str], Campaign], tmp_path: Path
+) -> None:
+    """Under another name than the first time, where a run that was killed had begun to write it."""
+    job = campaign("flat").job
+    (tmp_path / ".b.parquet.vecferry").write_bytes(b"PAR1 half of it")
+    for name in ("a", "b"):
+        payload = tmp_path / f"{name}.parquet"
+        vecferry.migrate(str(job.source), tmp_path / "new.faiss", job.folder / "map", payload=payload)
+        table = pq.read_table(payload)
+        assert table["id"].to_pylist() == job.ids.tolist()
+        assert table["text"].to_pylist() == [f"text {i}" for i in job.ids]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "a.parquet",
+        "b.parquet",
+        "new.faiss",
+        "new.faiss.vecferry.json",
+    ]

@@ -7,7 +7,6 @@ name finds its own entry.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any, Literal, TypedDict
 from vecferry.errors import DataError
 from vecferry.jsonfile import read_json, typed
 from vecferry.store import Provenance
+from vecferry_adapters._fingerprint import fingerprint
 from vecferry_adapters._staging import backup_of, write_json
 
 log = logging.getLogger("vecferry")
 
 SUFFIX = ".vecferry.json"
-ENDS = 1 << 16
-BLOCKS, BLOCK = 64, 4096
 
 
 class Entry(TypedDict, total=False):
@@ -37,20 +35,6 @@ class Entry(TypedDict, total=False):
 class _Sidecar(TypedDict):
     format: Literal[1]
     files: dict[str, Entry]
-
-
-def fingerprint(path: Path) -> str:
-    """Hash a file's size, its two ends, and blocks at even distances between them; cheap however large it is."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(ENDS))
-        for i in range(1, BLOCKS):
-            file.seek(size * i // BLOCKS)
-            digest.update(file.read(BLOCK))
-        file.seek(max(0, size - ENDS))
-        digest.update(file.read(ENDS))
-    return digest.hexdigest()
 
 
 def _sidecar_of(path: Path) -> Path:

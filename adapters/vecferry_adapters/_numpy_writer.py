@@ -117,7 +117,9 @@ class NumpyWriter:
                 dtype, shape = self._shapes[name]
                 file.seek(0)
                 file.write(_header(dtype, self._rows, *shape))
-            write_json(self._folder / MANIFEST, manifest(self._info, self._rows))
+                file.flush()
+            files = [self._folder / name for name in self._files]
+            write_json(self._folder / MANIFEST, manifest(self._info, self._rows, files))
         self._finished = True
         self._sync()
         self._close_files()

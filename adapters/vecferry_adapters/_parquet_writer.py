@@ -186,8 +186,9 @@ class ParquetWriter:
             self._flush()
         if self._in_part or not self._rows:
             self._end_part(*self._at)
-        described = manifest(self._info, self._rows, parts=self._parts, vector=self._vector, id=self._id)
+        files = [self._folder / _part_name(i) for i in range(len(self._parts))]
         with resumable(self._stage.target, self._durable.rows):
+            described = manifest(self._info, self._rows, files, parts=self._parts, vector=self._vector, id=self._id)
             write_json(self._folder / MANIFEST, described)
             self._finished = True
             self._save(*self._at)

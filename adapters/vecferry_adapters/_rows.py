@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -13,6 +15,9 @@ from vecferry.batch import Floats, VectorBatch
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UnsupportedError, UsageError
 from vecferry.jsonfile import read_json, typed
 from vecferry.store import Provenance, StoreInfo
+from vecferry_adapters._fingerprint import fingerprint
+
+log = logging.getLogger("vecferry")
 
 MANIFEST = "_vecferry.json"
 
@@ -26,6 +31,7 @@ class Manifest(TypedDict):
     provenance: NotRequired[Provenance]
     vector: NotRequired[str]
     id: NotRequired[str | None]
+    files: NotRequired[dict[str, str]]
 
 
 def check_dtype(dtype: str, where: str) -> None:
@@ -64,8 +70,9 @@ def elements(vectors: Floats, dtype: str, ids: pa.Array, where: str) -> NDArray[
     return out
 
 
-def manifest(info: StoreInfo, count: int, **more: Any) -> dict[str, Any]:
-    """Describe a written store for those who read it later."""
+def manifest(info: StoreInfo, count: int, files: Iterable[Path], **more: Any) -> dict[str, Any]:
+    """Describe a written store for those who read it later, with fingerprints of its files."""
+    more["files"] = {path.name: fingerprint(path) for path in files}
     described = {"format": 1, "count": count, "dim": info.dim, "dtype": info.dtype, "metric": info.metric}
     return described | {"space": info.space} | more | {"provenance": dict(info.provenance)}
 
@@ -83,3 +90,15 @@ def read_manifest(folder: Path) -> Manifest | None:
     except ValueError as error:
         raise DataError(f"{path} is damaged: {error}") from error
     return checked
+
+
+def speaks_of(held: Manifest, files: Iterable[Path]) -> bool:
+    """Say whether a manifest was written of these files, and none of them was replaced or changed since."""
+    known = held.get("files")
+    if known is None:  # an earlier version's
+        return True
+    for file in files:
+        if known.get(file.name) != (fingerprint(file) if file.is_file() else None):
+            log.warning("%s isn't the file that %s beside it speaks of, so what that says is ignored", file, MANIFEST)
+            return False
+    return True

@@ -23,7 +23,7 @@ from vecferry.batch import Cursor, Floats, VectorBatch
 from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._numpy_writer import IDS, VECTORS, NumpyWriter
-from vecferry_adapters._rows import MANIFEST, read_manifest
+from vecferry_adapters._rows import MANIFEST, read_manifest, speaks_of
 from vecferry_adapters._staging import swap_back
 
 KIND = "npy"
@@ -133,7 +133,7 @@ class NumpyReader:
         uri.require("ids")
         self._uri = uri
         path = Path(uri.path)
-        held: Mapping[str, Any] = (read_manifest(path) if path.is_dir() else None) or {}
+        manifest = read_manifest(path) if path.is_dir() else None
         beside = path / IDS if path.is_dir() and (path / IDS).exists() else None
         ids_path = Path(uri.options["ids"]) if "ids" in uri.options else beside
         self._vectors = vectors = _Array(path / VECTORS if path.is_dir() else path)
@@ -149,10 +149,12 @@ class NumpyReader:
                 raise DataError(
                     f"{self._ids.path} holds {self._ids.shape[0]} ids, {vectors.path} {vectors.shape[0]} vectors"
                 )
-        if held and held["count"] != vectors.shape[0]:
+        if manifest and manifest["count"] != vectors.shape[0]:
             raise DataError(
-                f"{vectors.path} holds {vectors.shape[0]} vectors, {MANIFEST} beside it says {held['count']}"
+                f"{vectors.path} holds {vectors.shape[0]} vectors, {MANIFEST} beside it says {manifest['count']}"
             )
+        known = manifest is not None and speaks_of(manifest, (path / VECTORS, path / IDS))
+        held: Mapping[str, Any] = manifest if manifest and known else {}
         self.info = StoreInfo(
             kind=KIND,
             uri=str(uri),

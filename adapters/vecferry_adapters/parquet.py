@@ -30,7 +30,7 @@ from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageErro
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._parquet_columns import find_ids, find_vectors, plain_batch, plain_schema, without
 from vecferry_adapters._parquet_writer import ParquetWriter
-from vecferry_adapters._rows import MANIFEST, Manifest, read_manifest
+from vecferry_adapters._rows import MANIFEST, Manifest, read_manifest, speaks_of
 from vecferry_adapters._staging import swap_back
 
 KIND = "parquet"
@@ -160,7 +160,7 @@ class ParquetReader:
             raise DataError(
                 f"{folder} holds {rows} rows, its {MANIFEST} says {held['count']}: parts are missing or added"
             )
-        return held
+        return held if held and speaks_of(held, self._files) else None
 
     def _measure(self) -> int:
         for batch in self._batches(1024, [self._vector.name]):

@@ -115,7 +115,8 @@ def migrate(
         plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, true=true, seed=seed, **rules)
         aside = None if payload is None else Path(payload)
         if (published := finished(plan, reader.info)) is not None:
-            return _judge_again(plan, measure, published, aside)
+            written = None if dry_run else _complete(plan, reader, aside, batch_size, skip=bad.skip)
+            return _judge_again(plan, measure, published, written)
         check_apart(reader.info, plan, m, aside)
         doubled, drop = duplicates(reader)
         if doubled and duplicate_ids == "fail":
@@ -241,18 +242,25 @@ class _Job:
         return f"{writer.progress.rows:,} of {self.reader.info.count:,} rows are safe in the stage"
 
 
-def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, aside: Path | None) -> Report:
-    """Say that this very migration was finished before; finish what a kill left undone, and hold it to the gate."""
-    # a run that was killed just after it had published leaves its empty stage and the payload's staging name
+def _complete(plan: Plan, reader: Reader, aside: Path | None, batch_size: int, *, skip: bool) -> Path | None:
+    """Do what a run that was killed just after its publication left undone; return the payload's file if that was."""
     with suppress(UsageError), open_writer(plan.destination, plan.target, resume=True, overwrite=True) as writer:
-        writer.abort()
-    if aside is not None:
-        publish_payload(aside)
+        writer.abort()  # an empty stage
+    if aside is None or aside.exists():
+        return None
+    stage_payload(reader, aside, batch_size, skip=skip, drop=duplicates(reader)[1])
+    publish_payload(aside)
+    return aside
+
+
+def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, written: Path | None) -> Report:
+    """Say that this very migration was finished before, and hold it to the gate."""
     measured = Measured()
     if measure.gate is not None or measure.true is not None:
         with open_reader(plan.destination) as target:
             measured = measure.of(target)
-    note = f"{plan.destination.path} was finished and published by this very migration before: nothing was written"
+    what = "nothing" if written is None else f"only {written}"
+    note = f"{plan.destination.path} was finished and published by this very migration before: {what} was written"
     facts = _facts(measure.source, plan) | {"written": published.count, "published": True}
     return _report(facts, measured, (note,), {})
 
