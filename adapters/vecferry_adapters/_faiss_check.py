@@ -27,7 +27,9 @@ def check(index: Any, where: str) -> None:
 def _facts(index: Any) -> Iterator[Fact]:
     faiss = load_faiss()
     index = faiss.downcast_index(index)
-    if isinstance(index, faiss.IndexPreTransform):
+    if "Panorama" in type(index).__name__:
+        pass  # it stores its rows otherwise than the type it derives from, and they aren't read
+    elif isinstance(index, faiss.IndexPreTransform):
         d = index.d
         for i in range(index.chain.size()):
             transform = faiss.downcast_VectorTransform(index.chain.at(i))

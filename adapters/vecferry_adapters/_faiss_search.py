@@ -12,7 +12,7 @@ from vecferry.batch import Floats
 from vecferry.errors import UnsupportedError
 from vecferry_adapters._faiss_file import Ints, OpenIndex, load_faiss
 from vecferry_adapters._faiss_rows import Flat, Rows, Transformed
-from vecferry_adapters._faiss_walk import walk
+from vecferry_adapters._faiss_walk import rows_of
 
 Found = tuple[NDArray[np.int64], Floats]
 """(labels or places, scores), both `[q, k]`: larger scores are nearer, -1 where fewer than k were found."""
@@ -33,9 +33,10 @@ def search(opened: OpenIndex, rows: Rows, queries: Floats, k: int) -> Found:
         return _scan(opened, rows, queries, k)
     try:
         distances, labels = opened.index.search(queries, k)
-    except RuntimeError as error:
-        name = type(opened.index).__name__
-        raise UnsupportedError(f"FAISS can't search this {name} as it is: {str(error).split('Error: ')[-1]}") from error
+    except (RuntimeError, MemoryError) as error:
+        where, name = opened.path or "in memory", type(opened.index).__name__
+        reason = str(error).split("Error: ")[-1]
+        raise UnsupportedError(f"{where}: FAISS can't search this {name} as it is: {reason}") from error
     return labels, _scores(opened.index, distances, labels)
 
 
@@ -49,9 +50,9 @@ def search_among(opened: OpenIndex, rows: Rows, queries: Floats, k: int, places:
     labels = places if labels is None else labels
     try:
         found, scores = _among(opened.index, rows, queries, k, labels)
-    except RuntimeError as error:
-        name = type(opened.index).__name__
-        raise UnsupportedError(f"an {name} can't be searched among chosen rows: {error}") from error
+    except (RuntimeError, MemoryError) as error:
+        where, name = opened.path or "in memory", type(opened.index).__name__
+        raise UnsupportedError(f"{where}: an {name} can't be searched among chosen rows: {error}") from error
     order = np.argsort(labels, kind="stable")
     at = np.minimum(np.searchsorted(labels[order], found), len(labels) - 1)
     return np.where(np.isneginf(scores), -1, order[at]), scores
@@ -100,7 +101,7 @@ def _among(index: Any, rows: Rows, queries: Floats, k: int, labels: Ints) -> Fou
         return _among(index.index, rows.inner, queries, k, labels)
     if isinstance(index, faiss.IndexRefine):
         wide = min(len(labels), max(k, math.ceil(k * index.k_factor)))
-        base = walk(index.base_index, "the base index")
+        base = rows_of(index.base_index, "the base index")
         return _refined(index, rows, queries, k, _among(index.base_index, base, queries, wide, labels)[0])
     by_bits = (faiss.IndexLSH, faiss.IndexRaBitQ)  # whose distances aren't those of decoded rows
     if isinstance(index, (faiss.IndexFlatCodes, faiss.IndexFastScan)) and not isinstance(index, by_bits):

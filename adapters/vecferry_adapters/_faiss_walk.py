@@ -20,28 +20,35 @@ from vecferry_adapters._faiss_rows import Coded, Flat, Lists, Packed, Rows, Tran
 
 
 def walk(index: Any, where: str) -> Rows:
-    """Find the rows of an index; raise UnsupportedError naming a type whose rows can't be read."""
+    """Check an index and find its rows; raise UnsupportedError for a type whose rows can't be read, naming it.
+
+    Raises DataError where the index contradicts itself.
+    """
+    check(index, where)
+    return rows_of(index, where)
+
+
+def rows_of(index: Any, where: str) -> Rows:
+    """Find the rows of an index, or of one inside it, that was checked."""
     faiss = load_faiss()
     index = faiss.downcast_index(index)
     name = type(index).__name__
-    if "Panorama" not in name:
-        check(index, where)
     if isinstance(index, faiss.IndexPreTransform):
         return _transformed(faiss, index, where)
     if isinstance(index, faiss.IndexRefine):
-        return walk(index.refine_index, where)
+        return rows_of(index.refine_index, where)
     if isinstance(index, faiss.IndexIDMap):
-        return Named(walk(index.index, where), bytes_at(index.id_map.data(), 8 * index.id_map.size()).view(np.int64))
+        return Named(rows_of(index.index, where), bytes_at(index.id_map.data(), 8 * index.id_map.size()).view(np.int64))
     if isinstance(index, faiss.IndexShards):
-        shards = tuple(walk(index.at(i), where) for i in range(index.count()))
+        shards = tuple(rows_of(index.at(i), where) for i in range(index.count()))
         return Joined(shards, index.successive_ids)
     if isinstance(index, faiss.IndexReplicas):
-        return walk(index.at(0), where)
+        return rows_of(index.at(0), where)
     unlike = (faiss.IndexIVFFlatDedup, faiss.IndexIVFSpectralHash)
     if "Panorama" in name or isinstance(index, unlike):
         pass  # their rows are stored in other ways than those of the types they derive from
     elif isinstance(index, (faiss.IndexHNSW, faiss.IndexNSG, faiss.IndexNNDescent)):
-        return walk(index.storage, where)
+        return rows_of(index.storage, where)
     elif isinstance(index, faiss.IndexFlatCodes):
         codes = bytes_at(index.codes.data(), int(index.codes.size())).reshape(index.ntotal, index.code_size)
         if isinstance(index, faiss.IndexFlat):
@@ -71,7 +78,7 @@ def _transformed(faiss: Any, index: Any, where: str) -> Transformed:
                 f"{where} went through an {name}, which can't be undone: start from the vectors that it was made of"
             )
         reverses.append(reverse)
-    inner = walk(index.index, where)
+    inner = rows_of(index.index, where)
     # floats behind a transform that loses something are a code too: no float of the right size gives the row back
     code = describe(index) if lossy and inner.code.startswith("float") else inner.code
     return Transformed(inner, chain, tuple(reverses), code, lossy or inner.lossy)

@@ -6,7 +6,8 @@
 file of which FAISS lost rows, because they were NaN when they were added.
 
 Rows are read where they lie (see `_faiss_walk`): those of an inverted file come list by list, all others in the
-order they were added in. Ids are int64, or what the sidecar says they were.
+order they were added in. Ids are int64, or what the sidecar says they were. Inverted lists in a file of their own are
+looked for beside the index only. A file whose layout isn't known here is opened in a child process first.
 """
 
 from __future__ import annotations
