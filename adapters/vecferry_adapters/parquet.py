@@ -223,7 +223,15 @@ class ParquetReader:
             raise BadRowsError(
                 str(self._uri), f"rows have no id in column {self._id} (row numbers)", places, "Give them ids."
             )
-        return ids.cast(self.info.id_type)
+        ids = ids.cast(self.info.id_type)
+        if ids.type in (pa.string(), pa.large_string()):
+            try:
+                ids.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise DataError(
+                    f"{self._uri}: column {self._id} holds ids that are no text in Unicode: {error}"
+                ) from error
+        return ids
 
     def read(self, batch_size: int, after: Cursor = None) -> Iterator[VectorBatch]:
         """Yield all rows in the files' order; a cursor is the number of rows up to the batch's end."""

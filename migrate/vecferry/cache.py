@@ -131,7 +131,9 @@ class Cache:
         values = pa.FixedSizeListArray.from_arrays(pa.array(kept.reshape(-1)), self.dim)
         table = pa.table({"id": ids.take(pa.array(new)).cast(self._id_type), "vector": values})
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, row_group_size=GROUP, use_dictionary=False, compression="none", write_page_checksum=True)
+        pq.write_table(
+            table, sink, row_group_size=GROUP, use_dictionary=False, compression="none", write_page_checksum=True
+        )
         data = sink.getvalue()
         name = f"part-{hashlib.sha256(data).hexdigest()[:32]}.parquet"
         stage = self.folder / f".{name}.{os.getpid()}.tmp"

@@ -137,10 +137,21 @@ def texts_of(texts: Texts) -> Callable[[pa.Array], list[str]]:
         found = np.flatnonzero(rows >= 0)
         texts = np.full(len(ids), None, object)
         if len(found):
-            texts[found] = files.take(rows[found]).to_pylist()
+            try:
+                texts[found] = files.take(rows[found]).to_pylist()
+            except UnicodeDecodeError as error:
+                raise DataError(f"column {column!r} of {path} holds texts that aren't Unicode: {error}") from error
         return require(ids, texts.tolist(), f"column {column!r} of {path}")
 
     return look_up
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a small Parquet file whole; raise what `reading` does, also for texts that aren't Unicode."""
+    with reading(path) as file:
+        table = file.read(columns=None if columns is None else list(columns))
+        table.validate(full=True)
+        return table
 
 
 @contextlib.contextmanager

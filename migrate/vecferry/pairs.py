@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vecferry.batch import Floats, VectorBatch, faulty, id_keys
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
+from vecferry.lookup import read_table
 from vecferry.qrels import as_strings
 from vecferry.store import Reader, StoreInfo, Uri
 
@@ -179,7 +179,7 @@ def join(source: Reader, target: Reader, bad: BadRows, drawn: Callable[[pa.Array
 def with_roles(pairs: Pairs, sample: str | Path) -> Pairs:
     """Mark the hold-out as a file of `vecferry sample` says; raise DataError if it is about other rows."""
     try:
-        table = pq.read_table(sample)
+        table = read_table(Path(sample))
         ids = table.column("id").combine_chunks()
         held = _held(table.column(ROLE), str(sample))
         keys = id_keys(ids)

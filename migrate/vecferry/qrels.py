@@ -68,7 +68,7 @@ def read_qrels(path: str | Path) -> Labels:
             wanted = f"the lines above have {width}" if width in _COLUMNS else "qrels have 3, or 4 in TREC's format"
             raise DataError(f"{path}, line {number}: {len(cells)} columns, {wanted}")
         query, document, grade = (cells[i] for i in _COLUMNS[width])
-        if not re.fullmatch(r"[+-]?[0-9]+", grade):
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", grade):
             cure = ": qrels have no header, delete this line" if not grades else ""
             raise DataError(f"{path}, line {number}: the grade {grade!r} is not a whole number{cure}")
         if grades.setdefault((query, document), int(grade)) != int(grade):

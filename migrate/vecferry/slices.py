@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vecferry.batch import Positions
 from vecferry.errors import DataError, UsageError
 from vecferry.gate import MIN_QUERIES, Gate
 from vecferry.holdout import Qrels
+from vecferry.lookup import read_table, reading
 from vecferry.measured import Cell, Row, Slices
 from vecferry.recall import Places, Values
 from vecferry.store import Reader, find
@@ -72,12 +72,23 @@ class Slicing:
         return cls(column, having)
 
     def names(self, ids: pa.Array) -> Names:
-        """Return the slice of each document `[n]` as text; documents without a value are a slice of their own."""
+        """Return the slice of each document `[n]` as text; documents without a value are a slice of their own.
+
+        Raises DataError where no document has a value: a gate on a worst slice of all would say nothing of slices.
+        """
         names = np.full(len(ids), None, np.object_)
+        where = str(self.file) if self.file is not None else " and ".join(s.info.uri for s in self.stores)
+        kinds = ""
         if self.file is not None:
-            table = pq.read_table(self.file, columns=["id", self.column])
+            table = read_table(self.file, list({"id": None, self.column: None}))
+            kinds = f" (their ids are of type {ids.type}, those in the file {table['id'].type})"
+            if table["id"].null_count:
+                raise DataError(f"{self.file}: {table['id'].null_count:,} rows have no id: give them ids")
             places = Positions(ids)
-            places.update(table["id"].combine_chunks())
+            try:
+                places.update(table["id"].combine_chunks())
+            except TypeError as error:
+                raise DataError(f"{self.file}, column 'id': {error}") from error
             _fill(names, table[self.column], places.found)
         for store in self.stores:
             here = find(store, ids) >= 0
@@ -88,6 +99,8 @@ class Slicing:
                 rows[here] = np.arange(part.num_rows)
                 unnamed = np.array([name is None for name in names], np.bool_)
                 _fill(names, part[self.column], np.where(unnamed, rows, -1))
+        if all(name is None for name in names):
+            raise DataError(f"{where}: none of {len(ids):,} documents has a value in the column {self.column!r}{kinds}")
         return np.array([NO_VALUE if name is None else name for name in names], np.object_)
 
 
@@ -148,16 +161,15 @@ def _fill(names: Names, column: Any, rows: Places) -> None:
     values = column.take(pa.array(rows[there])).combine_chunks()
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    names[there] = np.array(values.cast(pa.string()).to_pylist(), np.object_)
+    try:
+        names[there] = np.array(values.cast(pa.string()).to_pylist(), np.object_)
+    except UnicodeDecodeError as error:
+        raise DataError(f"a value of the column to slice by is no text in Unicode: {error}") from error
 
 
 def _schema(file: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except FileNotFoundError as error:
-        raise UsageError(f"{file}: no such file") from error
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{file} can't be read as Parquet: {error}") from error
+    with reading(file) as opened:
+        return opened.schema_arrow
 
 
 def _check_kind(field: pa.Field, where: str) -> None:
