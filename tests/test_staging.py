@@ -26,7 +26,8 @@ from vecferry.errors import DataError, StoppedError, UnsupportedError, UsageErro
 from vecferry.store import StoreInfo
 from vecferry.testing import contents
 from vecferry_adapters import _staging
-from vecferry_adapters._staging import Stage, backup_of, exchange, resumable, swap_back, write_json
+from vecferry_adapters._durable import exchange, write_json
+from vecferry_adapters._staging import Stage, backup_of, resumable, swap_back
 
 
 def stage(target: Path, plan: str = "p", *, resume: bool = False, overwrite: bool = False) -> Stage:

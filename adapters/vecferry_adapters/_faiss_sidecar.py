@@ -15,8 +15,9 @@ from typing import Any, Literal, TypedDict
 from vecferry.errors import DataError
 from vecferry.jsonfile import read_json, typed
 from vecferry.store import Provenance
+from vecferry_adapters._durable import write_json
 from vecferry_adapters._fingerprint import fingerprint
-from vecferry_adapters._staging import backup_of, write_json
+from vecferry_adapters._staging import backup_of
 
 log = logging.getLogger("vecferry")
 

@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from vecferry.batch import VectorBatch
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
+from vecferry_adapters._durable import fsync
 from vecferry_adapters._faiss_factory import Structure, design
 from vecferry_adapters._faiss_file import HEADER, load_faiss
 from vecferry_adapters._faiss_sidecar import add_entry, trim_entries
 from vecferry_adapters._faiss_train import Staged, build
-from vecferry_adapters._staging import Stage, fsync, resumable
+from vecferry_adapters._staging import Stage, resumable
 
 CHECKPOINT = 128 << 20
 """Bytes of vectors after which the stage is made durable: what a crash costs at most."""

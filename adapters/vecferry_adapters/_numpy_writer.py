@@ -16,8 +16,9 @@ import pyarrow as pa
 from vecferry.batch import Cursor, VectorBatch
 from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
+from vecferry_adapters._durable import write_json
 from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
-from vecferry_adapters._staging import Stage, resumable, write_json
+from vecferry_adapters._staging import Stage, resumable
 
 VECTORS, IDS = "vectors.npy", "ids.npy"
 SYNC_BYTES = 256 << 20

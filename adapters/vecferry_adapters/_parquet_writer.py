@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from vecferry.batch import Cursor, VectorBatch
 from vecferry.errors import DataError, UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
+from vecferry_adapters._durable import fsync, write_json
 from vecferry_adapters._parquet_columns import is_id_type
 from vecferry_adapters._rows import MANIFEST, check_dtype, checked_ids, elements, manifest
-from vecferry_adapters._staging import Stage, fsync, resumable, write_json
+from vecferry_adapters._staging import Stage, resumable
 
 GROUP_BYTES = 32 << 20
 GROUP_ROWS = 32768

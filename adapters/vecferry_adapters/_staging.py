@@ -6,7 +6,6 @@ The stage of `DIR/NAME` is the folder `DIR/.NAME.vecferry`, on the same filesyst
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -14,6 +13,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,49 +21,10 @@ from typing import Any
 
 from vecferry.errors import DataError, StoppedError, UnsupportedError, UsageError
 from vecferry.jsonfile import read_json
+from vecferry_adapters._durable import exchange, fsync, write_json
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
 SEAL = "sha256"
 """Key under which a state holds a hash of the rest of it."""
-
-
-def fsync(path: Path) -> None:
-    """Make a file's bytes, or a folder's entries, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_json(path: Path, value: Any, *, stage: Path | None = None) -> None:
-    """Replace a JSON file atomically and durably; until it is whole, it stands in a stage, or beside its name."""
-    fresh = (stage or path.parent) / (path.name + ".tmp")
-    with fresh.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, ensure_ascii=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    fsync(path.parent)
-
-
-def exchange(a: Path, b: Path) -> None:
-    """Swap two names in one atomic step (renameat2, Linux); raise UnsupportedError where the filesystem can't."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "renameat2"):
-        raise UnsupportedError(
-            f"this system has no renameat2, so {b} can't be swapped atomically: publish to a new name"
-        )
-    if libc.renameat2(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        if code in (errno.EINVAL, errno.ENOSYS):
-            raise UnsupportedError(f"the filesystem of {b} can't swap two names atomically: publish to a new name")
-        raise OSError(code, os.strerror(code), str(a), None, str(b))
-    fsync(a.parent)
-    if b.parent != a.parent:
-        fsync(b.parent)
 
 
 @contextlib.contextmanager
@@ -156,15 +117,16 @@ class Stage:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+            except BlockingIOError as error:
+                holder = _holder(lock)
                 os.close(lock)
-                if not isinstance(error, BlockingIOError):
-                    raise UnsupportedError(
-                        f"the filesystem of {self.target} can't lock files ({error.strerror}), so two runs could meet: "
-                        "write to another one, and copy the result"
-                    ) from error
                 raise UsageError(f"{self.target} is being written by {holder}: wait for it, or stop it") from error
+            except OSError as error:
+                os.close(lock)
+                raise UnsupportedError(
+                    f"the filesystem of {self.target} can't lock files ({error.strerror}), so two runs could meet: "
+                    "write to another one, and copy the result"
+                ) from error
             if _inode(path) == os.fstat(lock).st_ino:
                 break
             os.close(lock)  # the holder finished and deleted its stage between our open and our lock
@@ -304,6 +266,15 @@ class Stage:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _holder(lock: int) -> str:
+    """Read who holds a lock; whoever took it a moment ago may not have written its name yet."""
+    for _ in range(100):
+        if name := os.pread(lock, 200, 0).decode(errors="replace").strip():
+            return name
+        time.sleep(0.01)
+    return "another process"
 
 
 def _sealed(state: dict[str, Any]) -> dict[str, Any]:
