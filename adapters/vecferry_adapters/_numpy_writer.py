@@ -69,18 +69,27 @@ class NumpyWriter:
         if not self._finished:
             with self._stage.opening():
                 self._folder.mkdir(exist_ok=True)
-                for name, (dtype, shape) in self._shapes.items():
-                    file = os.fdopen(os.open(self._folder / name, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
-                    self._files[name] = file
-                    end = len(_header(dtype, 0, *shape)) + self._rows * dtype.itemsize * int(np.prod(shape))
-                    held = os.fstat(file.fileno()).st_size
-                    if self._rows and held < end:
-                        raise DataError(
-                            f"{self._folder / name} has {held} bytes, {end} are on record: delete "
-                            f"{self._stage.folder} and start again"
-                        )
-                    file.truncate(end)  # rows behind the last durable one are written again
-                    file.seek(end)
+                try:
+                    for name, (dtype, shape) in self._shapes.items():
+                        self._files[name] = self._open(name, dtype, shape)
+                except BaseException:
+                    self._close_files()
+                    raise
+
+    def _open(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> BinaryIO:
+        """Open a file of the stage behind its last durable row; rows that follow are written again."""
+        path = self._folder / name
+        end = len(_header(dtype, 0, *shape)) + self._rows * dtype.itemsize * int(np.prod(shape))
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+        held = os.fstat(file.fileno()).st_size
+        if self._rows and held < end:  # zeros would stand in for what is gone
+            file.close()
+            raise DataError(
+                f"{path} has {held} bytes, {end} are on record: delete {self._stage.folder} and start again"
+            )
+        file.truncate(end)
+        file.seek(end)
+        return file
 
     @property
     def progress(self) -> Progress:

@@ -140,7 +140,12 @@ class ParquetReader:
             _check_ends(path)
             with _reading(path) as file:
                 meta, schema = file.metadata, plain_schema(file.schema_arrow)
-                self._groups.append([meta.row_group(i).num_rows for i in range(meta.num_row_groups)])
+                groups = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+            if min(groups, default=0) < 0 or sum(groups) != meta.num_rows:
+                raise DataError(
+                    f"{path} is damaged: its footer speaks of {meta.num_rows:,} rows, in groups of {groups[:9]}"
+                )
+            self._groups.append(groups)
             if len(set(schema.names)) < len(schema.names):
                 raise DataError(f"{path} has two columns of one name: {', '.join(schema.names)}")
             first = first or schema
@@ -207,6 +212,7 @@ class ParquetReader:
                     found += len(batch)
                     if found > told:
                         break
+                    _check_codes(batch, path)
                     if skip < len(batch):
                         yield plain_batch(batch.slice(skip) if skip else batch)
                     skip = max(0, skip - len(batch))
@@ -303,6 +309,16 @@ class ParquetReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+
+def _check_codes(batch: pa.RecordBatch, path: Path) -> None:
+    """Raise DataError for a column with a dictionary whose codes lead out of it; pyarrow itself doesn't look."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if "dictionary<" in str(column.type):
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise DataError(f"{path} is damaged: its column {name} holds {error}") from error
 
 
 def _check_ends(path: Path) -> None:

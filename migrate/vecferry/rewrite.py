@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from vecferry.batch import IdDigest, VectorBatch, faulty, id_keys
 from vecferry.encoded import TrueRows
-from vecferry.errors import BadRowsError, UsageError
+from vecferry.errors import BadRowsError, DataError, UsageError
 from vecferry.kernel import Kernel
 from vecferry.store import Reader, Writer
 
@@ -186,7 +186,13 @@ def duplicates(reader: Reader, batch_size: int = 1 << 16) -> tuple[list[Any], ND
     """
     if reader.info.id_type is None:
         return [], NOTHING
-    keys = np.empty(reader.info.count or 0, np.uint64)
+    try:
+        keys = np.empty(reader.info.count or 0, np.uint64)
+    except (MemoryError, ValueError) as error:
+        raise DataError(
+            f"{reader.info.uri}: there is no memory for the ids of {reader.info.count:,} rows, 8 bytes each; if these "
+            "are more than it should have, it is damaged"
+        ) from error
     n = 0
     for ids in reader.ids(batch_size):
         keys[n : n + len(ids)] = id_keys(ids)
