@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -279,3 +280,26 @@ def test_a_finished_migration_writes_the_payload_that_is_asked_for_now(
         "new.faiss",
         "new.faiss.vecferry.json",
     ]
+
+
+LOSING = """
+import os, signal, sys, time
+import vecferry, vecferry.cli as cli
+
+def inspect(source, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    except KeyboardInterrupt:  # as extension modules do while they are loaded
+        print("lost", flush=True)
+    time.sleep(60)
+
+vecferry.inspect, cli.AGAIN = inspect, 0.1
+cli.cli(["inspect", "x"])
+"""
+
+
+def test_a_signal_that_was_lost_is_acted_on_again() -> None:
+    done = subprocess.run([sys.executable, "-c", LOSING], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (5, "lost\n"), done.stderr
+    assert done.stderr == "vecferry: stopped; nothing half-done was published\n"

@@ -37,6 +37,8 @@ from vecferry.options import (
 )
 
 CRASHED = 70
+AGAIN = 5.0
+"""Seconds after which a signal that had no effect is acted on again."""
 
 
 class Group(click.Group):
@@ -46,13 +48,18 @@ class Group(click.Group):
         """Run a command; SIGTERM stops it as Ctrl-C does, and a second one of either ends the process at once."""
 
         def stop(number: int, frame: FrameType | None) -> None:
-            for other in before:
+            for other in {signal.SIGTERM, signal.SIGINT} & set(before):
                 signal.signal(other, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
             raise KeyboardInterrupt
 
-        before = {n: h for n in (signal.SIGTERM, signal.SIGINT) if (h := signal.getsignal(n)) != signal.SIG_IGN}
+        def again(number: int, frame: FrameType | None) -> None:
+            raise KeyboardInterrupt  # the first one was lost, as some C extensions do with it while they are loaded
+
+        wanted = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGALRM: again}
+        before = {n: h for n in wanted if (h := signal.getsignal(n)) != signal.SIG_IGN}
         for number in before:
-            signal.signal(number, stop)
+            signal.signal(number, wanted[number])
         try:
             return super().invoke(ctx)
         except VecferryError as error:
@@ -67,6 +74,7 @@ class Group(click.Group):
             traceback.print_exc()
             fail("this is a bug in vecferry: please report it with the lines above", CRASHED)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in before.items():
                 signal.signal(number, handler)
 

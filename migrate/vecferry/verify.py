@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.random import default_rng
 
 from vecferry.batch import IdDigest, id_keys
 from vecferry.encoded import TrueRows
@@ -44,7 +45,7 @@ def verify(
     if info.count != tally.written:
         raise DataError(f"{where}: {info.count} rows are in the staged store, {tally.written} were written")
     digest = IdDigest()
-    rng = np.random.default_rng(seed)
+    rng = default_rng(seed)
     starts = np.sort(rng.integers(0, max(1, tally.written - RUN + 1), RUNS))
     places = np.unique(starts[:, None] + np.arange(min(RUN, tally.written)))
     chosen: list[pa.Array] = []
