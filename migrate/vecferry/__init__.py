@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vecferry.assessment import Assessment
     from vecferry.cascade import Cascade
     from vecferry.checking import check
+    from vecferry.encoders import load_encoder
     from vecferry.fitting import fit
     from vecferry.gate import Gate
     from vecferry.inspection import inspect
@@ -47,6 +48,7 @@ _HOME = {
     "check": "checking",
     "fit": "fitting",
     "inspect": "inspection",
+    "load_encoder": "encoders",
     "migrate": "migration",
     "rollback": "store",
     "sample": "sampling",
@@ -72,6 +74,7 @@ __all__ = [
     "check",
     "fit",
     "inspect",
+    "load_encoder",
     "migrate",
     "rollback",
     "sample",
