@@ -402,7 +402,7 @@ def test_a_source_that_changed_between_a_stop_and_its_resumption_is_refused(
     target = tmp_path / "new.faiss"
     vecferry.migrate(source, target, a_map(data), gate="agreement@10>=0.999")  # leaves a whole stage
     change(source, 2000)
-    with pytest.raises(UsageError, match="was written to since its first 3,000 rows"):
+    with pytest.raises(UsageError, match="was written to, touched or copied since its first 3,000 rows"):
         vecferry.migrate(source, target, a_map(data), resume=True)
     assert not target.exists()
 
