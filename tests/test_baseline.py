@@ -64,9 +64,9 @@ def test_queries_are_paired_by_id_not_by_place() -> None:
 
 
 def test_a_pair_tells_what_two_samples_cannot() -> None:
-    """Spread over queries .3, spread of the change .05: the interval is that of the change, 1.96 sd / sqrt(n)."""
+    """Spread over queries .12, spread of the change .05: the interval is that of the change, 1.96 sd / sqrt(n)."""
     rng = np.random.default_rng(3)
-    before, z = rng.uniform(0, 1, 1000), rng.standard_normal(1000)
+    before, z = rng.uniform(0.3, 0.7, 1000), rng.standard_normal(1000)
     change = -0.005 + 0.05 * (z - z.mean()) / z.std()
     judgement = judge(measured(before), measured(before + change), max_drop=0.01)
     low, high = change.mean() - 1.96 * change.std() / 1000**0.5, change.mean() + 1.96 * change.std() / 1000**0.5
@@ -134,6 +134,13 @@ def test_what_is_no_baseline_is_refused(tmp_path: Any) -> None:
         load_baseline(path, 0.01)
     with pytest.raises(UsageError, match="no such file"):
         load_baseline(tmp_path / "nothing", 0.01)
+    for impossible in ("nan", "-1e308", "1.5"):
+        value = Report({}, measured(np.ones(50))).to_json()
+        values = value["evaluation"]["per_query"][0]["values"]
+        values["agreement@10"] = " ".join([impossible] * 50)
+        path.write_text(json.dumps(value))
+        with pytest.raises(DataError, match=r"agreement@10 of some query doesn't lie between 0 and 1"):
+            load_baseline(path, 0.01)
     with pytest.raises(UsageError, match=r"--max-drop is 1.5: it is a share"):
         load_baseline(Report({}, measured(np.ones(50))), 1.5)
 

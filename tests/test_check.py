@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from vecferry.checking import check
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.evaluate import evaluate
+from vecferry.fullsize import judge
 from vecferry.holdout import Holdout, Qrels
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.store import find
@@ -167,6 +169,49 @@ def test_given_queries_and_labels_replace_those_of_the_map(world, tmp_path):
     assert value(report, "as indexed", "recall") == pytest.approx(
         np.mean([t in f for t, f in zip(true, found, strict=True)])
     )
+
+
+@pytest.mark.parametrize("truth", [False, True])
+def test_labels_of_other_queries_or_documents_are_refused(world, truth, tmp_path):
+    labels = tmp_path / "qrels.tsv"
+    against = {"truth": world.truth()} if truth else {}
+    for name, document in (("q0", "nobody"), ("nobody", "d0")):
+        labels.write_text(f"{name}\t{document}\t1\n")
+        with pytest.raises(
+            DataError, match=rf"qrels.tsv: none of its 1 labels joins one of the {Q} queries and one of"
+        ):
+            check(world.index(), map=world.m, qrels=labels, **against)
+
+
+def test_queries_of_which_only_a_part_was_held_out_are_warned_of(world):
+    fitted = unit(np.random.default_rng(9).standard_normal((35, D)))
+    names = world.names.to_pylist()
+    both = world.store(np.concatenate([world.queries, fitted]), names + [f"fit{i}" for i in range(35)])
+    (warning,) = check(world.index(), map=world.m, queries=both).warnings
+    assert f"{Q} of the {Q + 35} queries were held out" in warning
+    for store in (world.store(world.queries, names), world.store(fitted, [f"new{i}" for i in range(35)])):
+        assert check(world.index(), map=world.m, queries=store).warnings == ()
+
+
+def test_true_vectors_that_are_all_alike_are_refused(world):
+    same = np.repeat(world.target[:1], N, axis=0) + 1e-5 * np.arange(N)[:, None].astype(np.float32) / N
+    with pytest.raises(DataError, match="the queries: all true vectors are alike"):
+        check(world.index(), map=world.m, truth=world.store(same, world.ids.to_pylist()))
+    with pytest.raises(DataError, match="the hold-out: all true vectors are alike"):
+        evaluate(replace(world.held, target=same[:150]), world.m)
+
+
+def test_many_places_of_many_queries_are_judged_in_little_memory():
+    rng = np.random.default_rng(0)
+    queries, documents = (unit(rng.standard_normal((n, 64))) for n in (500, 1000))
+    found = np.tile(np.arange(1000), (500, 1))
+    tracemalloc.start()
+    exact, scores = judge([documents[:600], documents[600:]], queries, found, 5, "cosine")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.allclose(scores, queries @ documents.T, atol=1e-5)
+    assert (np.sort(exact.places) == np.sort(np.argsort(-(queries @ documents.T))[:, :5])).all()
+    assert peak < 500 * 600 * 64 * 4  # the vectors of all pairs in a block
 
 
 def test_stores_of_other_documents_are_refused_with_numbers(world, rows):

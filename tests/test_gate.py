@@ -58,6 +58,7 @@ def test_a_gate_is_read():
         ("agreement@10>=0", "metrics lie between 0 and 1"),
         ("agreement@10>1", "metrics lie between 0 and 1"),
         ("agreement@10@>=0.3", "can't read"),
+        ("agreement@10@9999999999999999999999>=0.3", "no index has more than 1,000,000,000,000 documents"),
         ("agreement@10@10>=0.3", "10 documents are to be found among 10: name a larger size"),
         ("ndcg@10@5000>=0.3", "only agreement and doc-agreement are foretold for a corpus of another size"),
         ("worst-slice.agreement@10@5000>=0.3", "only agreement and doc-agreement are foretold"),

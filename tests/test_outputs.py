@@ -81,8 +81,8 @@ def test_check_compares_with_the_report_that_the_last_run_printed(world: Path, t
 
 
 def test_no_verdict_of_an_earlier_run_outlives_one_that_stops(world: Path, tmp_path: Path) -> None:
-    for name in ("junit.xml", "report.html"):
-        (tmp_path / name).write_text("passed")
+    for name, text in (("junit.xml", "<?xml?><testsuites>passed"), ("report.html", "<!DOCTYPE html>passed")):
+        (tmp_path / name).write_text(text)
     files = ["--junit", tmp_path / "junit.xml", "--html", tmp_path / "report.html"]
     code, _, err = migrate(world, tmp_path / "new", "--gate", "nonsense", *files)
     assert (code, "can't read 'nonsense'" in err) == (2, True)
@@ -106,3 +106,16 @@ def test_a_column_that_nobody_has_is_refused_before_the_work(world: Path, tmp_pa
     code, _, err = migrate(world, tmp_path / "new", "--slice", "colour")
     assert (code, "no payload column 'colour'" in err) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_verdict_is_never_deleted(world: Path, tmp_path: Path) -> None:
+    index, page, link = tmp_path / "live.faiss", tmp_path / "page.html", tmp_path / "link"
+    index.write_bytes(b"IxFI")
+    page.write_text("<!DOCTYPE html>")
+    link.symlink_to(page)
+    for option, path in (("--junit", index), ("--html", index), ("--junit", page), ("--html", link)):
+        code, _, err = run("check", world / "old.parquet", "--map", world / "map", option, path)
+        assert (code, f"{path} exists and is no" in err) == (2, True)
+    code, _, err = run("check", world / "old.parquet", "--map", world / "map", "--junit", page, "--html", page)
+    assert (code, "name two files" in err) == (2, True)
+    assert (index.read_bytes(), page.read_text(), link.is_symlink()) == (b"IxFI", "<!DOCTYPE html>", True)

@@ -192,3 +192,20 @@ def test_the_report_shows_both_numbers(evaluation: Evaluation) -> None:
     assert f"{told.value:.3f}  [{told.low:.3f}, {told.high:.3f}]" in table
     assert "agreement@10 against documents" in table
     assert typed(Evaluation, report.to_json()["evaluation"], "evaluation") == replace(evaluation)
+
+
+def test_named_sizes_far_below_the_hold_out_are_measured_in_parts_of_it(world: World) -> None:
+    sizes = (12, 100, 250)
+    gate = Gate.parse(" and ".join(f"agreement@10@{size}>=0.1" for size in sizes))
+    evaluation = evaluate(world.held, world.m, gate=gate)
+    for size in sizes:
+        cell = evaluation.cell("translated", "agreement", 10, size)
+        assert cell is not None
+        assert cell.value == pytest.approx(np.mean([part_agreement(world, size, seed) for seed in range(12)]), abs=0.02)
+
+
+def part_agreement(world: World, size: int, seed: int) -> float:
+    """Agreement among a random part of the held-out documents, by sets."""
+    part = np.random.default_rng(seed).permutation(world.held_rows)[:size]
+    sets = [np.argsort(-(world.queries @ d[part].T), axis=1)[:, :10].tolist() for d in (world.true, world.translated)]
+    return float(np.mean([len(set(a) & set(b)) / 10 for a, b in zip(*sets, strict=True)]))

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from vecferry.checking import check
-from vecferry.errors import UsageError
+from vecferry.errors import DataError, UsageError
 from vecferry.evaluate import evaluate
 from vecferry.gate import Gate, decide
 from vecferry.holdout import Holdout, Qrels
@@ -21,6 +21,7 @@ from vecferry.hubness import hubness
 from vecferry.jsonfile import typed
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.measured import AS_INDEXED, Cell, Evaluation, PerQuery, Row, Slices
+from vecferry.report import Report
 from vecferry.slices import NO_VALUE, Slicing, measure_slices
 
 N, Q, D = 400, 200, 12
@@ -178,6 +179,42 @@ def test_a_file_of_slices_and_documents_that_it_lacks(world: World, rows: Any, t
         Slicing.of("topic", tmp_path / "nothing", (), None)
     with pytest.raises(UsageError, match="goes with the name of its column"):
         Slicing.of(None, path, (), None)
+
+
+def test_a_file_that_names_no_slice_is_refused(world: World, tmp_path: Any) -> None:
+    """A gate on the worst slice would pass by the one slice of documents without a value, which are all."""
+    path = tmp_path / "topics.parquet"
+    numbers, topics = pa.array(np.arange(N)), pa.array(["a"] * N)
+    for ids, column, complaint in (
+        (
+            numbers,
+            topics,
+            rf"none of {N:,} documents has a value .*type string, those in the file int64",
+        ),
+        (world.ids, pa.nulls(N), "has a value in the column 'topic'"),
+        (pa.array([None, *world.ids.to_pylist()[1:]]), topics, "1 rows have no id"),
+        (numbers.cast(pa.float64()), topics, "ids of type double are not supported"),
+    ):
+        pq.write_table(pa.table({"id": ids, "topic": column}), path)
+        slicing = Slicing.of("topic", path, (), None)
+        assert slicing is not None
+        with pytest.raises(DataError, match=complaint):
+            slicing.names(world.ids)
+    pq.write_table(pa.table({"id": world.ids}), path)
+    by_id = Slicing.of("id", path, (), None)
+    assert by_id is not None
+    assert by_id.names(world.ids).tolist() == world.ids.to_pylist()
+
+
+def test_the_name_of_a_slice_cannot_pass_for_a_line_of_the_report() -> None:
+    names = np.array(["en\ngate agreement@10>=0.9: PASS"] * 40 + ["x" * 5000] * 40, np.object_)
+    slices = measure_slices("title", None, names, {("doc-agreement", 10): np.ones(80)}, 80, seed=0)
+    rows = (Row(AS_INDEXED, (Cell("doc-agreement", 10, 1.0, 1.0, 1.0, 80, 80),)),)
+    evaluation = Evaluation(rows, "cosine", 10, slices=slices)
+    decision = decide(Gate.parse("worst-slice.doc-agreement@10>=0.99"), evaluation)
+    lines = Report({}, evaluation, decision).table().splitlines()
+    assert [line for line in lines if line.startswith("gate")] == [lines[-1]]
+    assert max(map(len, lines)) < 300
 
 
 def test_columns_that_cannot_be_slices_are_refused(world: World, rows: Any) -> None:

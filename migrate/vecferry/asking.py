@@ -7,15 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vecferry.batch import Floats
 from vecferry.errors import DataError, IncompatibleError, UsageError
 from vecferry.holdout import Holdout, Qrels, holdout_of
 from vecferry.linear import LinearMap
+from vecferry.mapfile import HOLDOUT
 from vecferry.pairs import BadRows, read_queries
 from vecferry.prechecks import check_new, check_taken
 from vecferry.qrels import Labels, as_ids, as_strings, read_qrels
 from vecferry.store import Reader, find, opened
+
+OWN = "the map's hold-out"
+"""Where labels come from that no file was given for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +49,7 @@ class Asked:
                 return cls(pa.array([], pa.string()), None, None, labels, given=False)
             if labels is None and held.qrels is not None:
                 names = (held.query_ids.take(pa.array(held.qrels.query)), held.ids.take(pa.array(held.qrels.document)))
-                labels = Labels("the map's hold-out", names[0], as_strings(names[1]), held.qrels.grade)
+                labels = Labels(OWN, names[0], as_strings(names[1]), held.qrels.grade)
             return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
         with opened(queries) as store, nullcontext() if source_queries is None else opened(source_queries) as old:
             same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
@@ -62,7 +67,32 @@ class Asked:
         """Put these queries and labels in the place of a hold-out's own."""
         if self.given:
             held = replace(held, query_ids=self.ids, queries=self.vectors, source_queries=self.source, qrels=None)
-        return held if self.labels is None else replace(held, qrels=self.labels.match(held.query_ids, held.ids))
+        if self.labels is None:
+            return held
+        qrels = self.labels.match(held.query_ids, held.ids)
+        self._require(qrels, held.query_ids, f"{len(held.ids):,} held-out documents")
+        return replace(held, qrels=qrels)
+
+    def warnings(self, m: LinearMap) -> tuple[str, ...]:
+        """Say where given queries come from the log that the map was fitted with, of which only a part is held out."""
+        has_holdout = m.holdout is not None or (m.path is not None and (m.path / HOLDOUT).is_file())
+        if not self.given or not has_holdout:
+            return ()
+        held = int(pc.sum(pc.is_in(self.ids, value_set=holdout_of(m).query_ids.cast(self.ids.type))).as_py() or 0)
+        if held in (0, len(self.ids)):
+            return ()
+        return (
+            f"{held:,} of the {len(self.ids):,} queries were held out of the fit, so the map may have been fitted with "
+            "the others, which flatters: leave --queries out to measure with those held out alone",
+        )
+
+    def _require(self, qrels: Qrels | None, queries: pa.Array, documents: str) -> None:
+        """Refuse labels of other queries or documents; a hold-out's own may be of documents that an index lacks."""
+        if qrels is None and self.labels is not None and self.labels.path != OWN:
+            raise DataError(
+                f"{self.labels.path}: none of its {len(self.labels):,} labels joins one of the {len(queries):,} "
+                f"queries and one of the {documents}"
+            )
 
     def found_in(self, store: Reader) -> Qrels | None:
         """Return the labels with documents as places of a store."""
@@ -70,11 +100,12 @@ class Asked:
             return None
         ids = as_ids(self.labels.documents, store.info.id_type)
         qrels, places = self.labels.match(self.ids, ids), find(store, ids)
-        if qrels is None:
-            return None
-        document = places[qrels.document]
-        here = document >= 0
-        return Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
+        if qrels is not None:
+            document = places[qrels.document]
+            here = document >= 0
+            qrels = Qrels(qrels.query[here], document[here], qrels.grade[here]) if here.any() else None
+        self._require(qrels, self.ids, f"documents of {store.info.uri}")
+        return qrels
 
 
 def same_space(index: Reader, space: str | None, dim: int, what: str) -> None:

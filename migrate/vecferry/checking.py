@@ -107,7 +107,8 @@ def check(
             "truth": true.info.uri if true is not None else None,
             "baseline": str(baseline) if isinstance(baseline, (str, Path)) else None,
         }
+    warnings = () if m is None else asked.warnings(m)
     decisions = [] if wanted is None else [decide(wanted, evaluation)]
     if before is not None:
         decisions.append(compare(evaluation, before, wanted, max_drop=max_drop, seed=seed))
-    return Report(facts, evaluation, join(decisions), attribution=losses)
+    return Report(facts, evaluation, join(decisions), warnings, attribution=losses)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from vecferry.batch import Floats, IdDigest
 from vecferry.bench import Bench, Find
 from vecferry.errors import IncompatibleError, UnsupportedError
-from vecferry.fullsize import Overlap, index_overlap, search
+from vecferry.fullsize import Overlap, as_asked, index_overlap, search
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout
 from vecferry.linear import LinearMap
@@ -29,6 +29,7 @@ from vecferry.measured import (
 from vecferry.recall import (
     Metric,
     Places,
+    require_apart,
     rerank,
     topk,
 )
@@ -67,6 +68,8 @@ def evaluate(
     notes: list[str] = []
     held, absent = present(holdout, staged, notes)
     indexed = absent or (index_way(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
+    if len(held.ids) > 1:
+        require_apart(as_asked(held.target, "cosine").mean(axis=0, dtype=np.float64), "the hold-out")
     translated = m.apply(held.source)
     sizes = Sizes.of(len(held.ids), None if staged is None else staged.info.count, k, gate)
     bench = Bench.of(held, metric, ks, seed, sizes)

@@ -57,10 +57,15 @@ class Extrapolated:
         return self.documents <= VERIFIED * self.held_out
 
 
-def depth(k: int, documents: int) -> int:
-    """Return how many places of each query `SizeCurve.of` needs, so that a random half of them still holds k."""
-    top = max(k, 10)
-    return min(documents, math.ceil((top + 3 * math.sqrt(top) + 5) / min(PARTS)))
+def depth(k: int, documents: int, size: int | None = None) -> int:
+    """Return how many places of each query `SizeCurve.of` needs, so that a random half of them still holds k.
+
+    To measure in parts of `size`, too, where that is less than half, those must hold k.
+    """
+    top, part = max(k, 10), min(PARTS)
+    if size is not None:
+        part = min(part, size / documents)
+    return min(documents, math.ceil((top + 3 * math.sqrt(top) + 5) / part))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

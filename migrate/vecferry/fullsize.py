@@ -12,7 +12,7 @@ from vecferry.batch import Floats
 from vecferry.errors import UnsupportedError
 from vecferry.linear import normalize
 from vecferry.measured import Curve, Point
-from vecferry.recall import Metric, Places, TopK, Values, interval, paired_scores, require_k, share_right, topk
+from vecferry.recall import Metric, Places, TopK, Values, interval, require_k, scores_at, share_right, topk
 from vecferry.store import Reader, StoreInfo, Tunable
 
 BATCH = 8192
@@ -77,9 +77,9 @@ def judge(blocks: Iterable[Floats], queries: Floats, found: Places, k: int, metr
     exact = TopK(queries, k, metric)
     scores = np.full(found.shape, -np.inf)
     for block in blocks:
-        rows, columns = np.nonzero((found >= exact.seen) & (found < exact.seen + len(block)))
-        documents = block[found[rows, columns] - exact.seen]
-        scores[rows, columns] = np.sum(paired_scores(queries[rows], documents, metric), axis=0)
+        inside = (found >= exact.seen) & (found < exact.seen + len(block))
+        own, slack = scores_at(queries, block, np.where(inside, found - exact.seen, -1), metric)
+        scores = np.where(inside, own + slack, scores)
         exact.update(block)
     require_k(k, exact.seen)
     return exact, scores

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vecferry.errors import UsageError
-from vecferry.measured import AS_INDEXED, Cell, Evaluation
+from vecferry.measured import AS_INDEXED, Cell, Evaluation, one_line
 
 SLICED = ("agreement", "doc-agreement", "recall", "ndcg")
 WORST = "worst-slice."
@@ -21,6 +21,9 @@ MIN_QUERIES = 30
 """Below this a bootstrap interval isn't to be trusted: it can't know of queries unlike the few it saw."""
 CHANCE = 0.1
 """The share of a threshold that chance, k of n documents, may reach; more, and passing would prove little."""
+
+MOST = 10**12
+"""Documents of the largest index that a condition may speak of."""
 
 _CONDITION = re.compile(
     r"\s*([a-z.-]+)\s*@\s*([0-9]+)\s*(?:@\s*([0-9][0-9_,]*)\s*)?(>=|>|<=|<|==|=)\s*([0-9]*\.?[0-9]+)\s*", re.IGNORECASE
@@ -148,6 +151,8 @@ def _condition(part: str, text: str) -> Condition:
         raise UsageError(
             f"{part.strip()!r}: a gate asks how good the new index is at least, so it takes >= and >, as in {EXAMPLE}"
         )
+    if max(k, size or 0) > MOST:
+        raise UsageError(f"{part.strip()!r}: no index has more than {MOST:,} documents: name fewer, as in {EXAMPLE}")
     if k < 1:
         raise UsageError(f"{part.strip()!r}: k must be at least 1, as in {EXAMPLE}")
     if not 0 < value <= 1 or (operator == ">" and value == 1):
@@ -226,7 +231,7 @@ def _judge_worst(condition: Condition, evaluation: Evaluation) -> Judgement:
         return Judgement(str(condition), "inconclusive", message)
     severity = ("fail", "inconclusive", "pass")
     name, _, worst = min(judged, key=lambda item: (severity.index(item[2].outcome), item[1].low))
-    where = f"of {len(judged)} slices by {slices.column} the worst is {name!r}"
+    where = f"of {len(judged)} slices by {slices.column} the worst is {one_line(name)!r}"
     return Judgement(str(condition), worst.outcome, f"{where}: {worst.message}{unknown}")
 
 

@@ -15,6 +15,9 @@ from vecferry.recall import Metric, Values, interval
 STATUS_QUO, NAIVE_SWAP, TRANSLATED = "status quo", "naive swap", "translated"
 AS_INDEXED, CASCADE, RE_EMBEDDED = "as indexed", "cascade", "re-embedded"
 
+LONGEST = 60
+"""Characters of a slice's name that are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -120,6 +123,12 @@ class Slices:
     left_out: int = 0
 
 
+def one_line(name: str) -> str:
+    """Write the name of a slice, which comes from anywhere, so that it can't pass for a line of the report."""
+    text = " ".join(name.split()) or repr(name)
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """Hold one point of a curve: a number with its interval, `predicted` where nothing was measured."""
@@ -187,7 +196,10 @@ class PerQuery:
     def read(self, name: str) -> dict[str, tuple[float, float]]:
         """Return the value and the probe of each query that has a value, by the query's key."""
         columns = self.keys.split(), self.values[name].split(), self.probes.split()
-        return {key: (float(v), float(probe)) for key, v, probe in zip(*columns, strict=True) if v != "-"}
+        found = {key: (float(v), float(probe)) for key, v, probe in zip(*columns, strict=True) if v != "-"}
+        if not all(0 <= v <= 1 for v, _ in found.values()):
+            raise ValueError(f"{name} of some query doesn't lie between 0 and 1")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,15 @@ def require_k(k: int, documents: int) -> None:
         raise UsageError(f"k = {k} can't be found among {documents} documents: choose k from 1 to {documents}")
 
 
+def require_apart(mean: Values, what: str) -> None:
+    """Raise DataError where the mean of unit vectors shows that all are alike: whatever is found would be right.
+
+    1 - |mean|^2 is the mean of 1 - cosine over all pairs.
+    """
+    if 1 - float(mean @ mean) <= SLACK:
+        raise DataError(f"{what}: all true vectors are alike, so they tell no documents apart: encode the texts again")
+
+
 def paired_scores(queries: Floats, documents: Floats, metric: Metric) -> tuple[Values, Values]:
     """Return the float64 score of each pair of rows `[m, d]`, larger for nearer, and its slack."""
     q, d = queries.astype(np.float64), documents.astype(np.float64)

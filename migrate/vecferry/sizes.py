@@ -10,6 +10,9 @@ from vecferry.gate import SIZED, Gate
 from vecferry.measured import Cell, Curve, Point
 from vecferry.recall import Places, Truth
 
+QUARTER = 4
+"""The first point of a curve is measured in such parts of the hold-out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -38,7 +41,9 @@ class Sizes:
     @property
     def depth(self) -> int:
         """How many places of each query a search must return; 0 where nothing can be foretold."""
-        return max((depth(k, self.held_out) for k, _ in self.wanted if self.held_out >= LEAST * max(k, 10)), default=0)
+        n = self.held_out
+        smallest = [(k, min(size, n // QUARTER)) for k, size in self.wanted if n >= LEAST * max(k, 10)]
+        return max((min(depth(k, n, size), n - 1) for k, size in smallest), default=0)  # a document isn't its own
 
     def at(self, k: int) -> list[int]:
         """Return the sizes wanted for one k, smallest first."""
@@ -82,6 +87,6 @@ class Foretold:
         """Return the curve from a quarter of the hold-out, by doubling, to the `count` documents of the index."""
         n = self.own.documents
         beyond = [n << i for i in range(1, 64) if n << i < count] + ([count] if count > n else [])
-        cells = [self.at(n // 4), self.at(n // 2), self.own, *(self.at(size) for size in beyond)]
+        cells = [self.at(n // QUARTER), self.at(n // 2), self.own, *(self.at(size) for size in beyond)]
         points = [Point(c.documents, c.value or 0.0, c.low, c.high, predicted=c.documents > n) for c in cells]
         return Curve(self.own.name, "documents", tuple(points))

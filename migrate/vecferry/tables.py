@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from vecferry.measured import AS_INDEXED, TRANSLATED, Cell, Curve, Evaluation, Loss, Point, Slices
+from vecferry.measured import AS_INDEXED, TRANSLATED, Cell, Curve, Evaluation, Loss, Point, Slices, one_line
 
 SECTIONS = ("agreement", "doc-agreement", "recall", "ndcg", "index-overlap", "true-share", "doc-true-share")
 
@@ -94,9 +94,9 @@ def _hubness(evaluation: Evaluation) -> Iterator[str]:
 
 def _slices(slices: Slices, k: int) -> Iterator[str]:
     """Write the row "as indexed" of each slice, for each metric that some slice has."""
-    width = max((len(row.name) for row in slices.rows), default=0)
+    width = max((len(one_line(row.name)) for row in slices.rows), default=0)
     for metric in SECTIONS:
-        cells = [(row.name, cell) for row in slices.rows if (cell := row.cell(metric, k)) is not None]
+        cells = [(one_line(row.name), cell) for row in slices.rows if (cell := row.cell(metric, k)) is not None]
         first = next((cell for _, cell in cells if cell.value is not None), None)
         if first is None:
             continue

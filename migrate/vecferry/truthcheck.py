@@ -21,7 +21,18 @@ from vecferry.holdout import Qrels
 from vecferry.linear import LinearMap
 from vecferry.measured import AS_INDEXED, RE_EMBEDDED, Cell, Curve, Evaluation, Loss, PerQuery, Row, Slices
 from vecferry.pairs import BadRows
-from vecferry.recall import Metric, Places, Values, label_recall, ndcg, others_than, require_k, share_right, topk
+from vecferry.recall import (
+    Metric,
+    Places,
+    Values,
+    label_recall,
+    ndcg,
+    others_than,
+    require_apart,
+    require_k,
+    share_right,
+    topk,
+)
 from vecferry.slices import Slicing, documents_of, measure_slices
 from vecferry.store import Reader, find
 
@@ -37,12 +48,19 @@ def _keys(store: Reader) -> NDArray[np.uint64]:
 
 
 def _sound(truth: Reader) -> Iterator[Floats]:
-    """Yield true vectors; raise BadRowsError at the first block with rows that nothing can be compared with."""
+    """Yield true vectors; raise BadRowsError at the first block with rows that nothing can be compared with.
+
+    Raises DataError in the end if all were alike.
+    """
+    total, count = np.zeros(truth.info.dim), 0
     for batch in truth.read(BATCH):
         if (bad := faulty(batch.vectors)).any():
             fault = "true vectors hold NaN, infinite or too large numbers, or nothing but zeros"
             raise BadRowsError(truth.info.uri, fault, batch.ids.filter(pa.array(bad)).to_pylist(), "Mend them.")
+        total += as_asked(batch.vectors, "cosine").sum(axis=0, dtype=np.float64)
+        count += len(batch.vectors)
         yield batch.vectors
+    require_apart(total / max(1, count), truth.info.uri)
 
 
 def _same_ids(index: Reader, truth: Reader) -> int:
