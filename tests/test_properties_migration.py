@@ -136,7 +136,7 @@ def assert_ids(got: pa.Array, table: pa.Table) -> None:
     assert got.to_pylist() == want.to_pylist()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(rows((*INTEGERS, *TEXTS, *BLOBS), payload=True))
 def test_parquet_gives_back_every_row(drawn: tuple[pa.Table, np.ndarray, int]) -> None:
     table, x, size = drawn
@@ -150,7 +150,7 @@ def test_parquet_gives_back_every_row(drawn: tuple[pa.Table, np.ndarray, int]) -
     assert (got.payload.schema if got.payload is not None else pa.schema([])).types == payload.schema.types
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(rows(INTEGERS, payload=False))
 def test_npy_gives_back_every_row(drawn: tuple[pa.Table, np.ndarray, int]) -> None:
     table, x, size = drawn
@@ -159,7 +159,7 @@ def test_npy_gives_back_every_row(drawn: tuple[pa.Table, np.ndarray, int]) -> No
     assert got.vectors.tolist() == x.tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(rows(INTEGERS, payload=True))
 def test_faiss_and_its_payload_aside_give_back_every_row(drawn: tuple[pa.Table, np.ndarray, int]) -> None:
     pytest.importorskip("faiss")
@@ -180,7 +180,7 @@ def test_faiss_and_its_payload_aside_give_back_every_row(drawn: tuple[pa.Table, 
 
 
 @pytest.mark.parametrize("target", ["new.faiss", "new.npy"])
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(rows((*TEXTS[:2], *BLOBS), payload=False))
 def test_ids_that_a_store_cannot_hold_are_refused_with_the_way_out(
     target: str, drawn: tuple[pa.Table, np.ndarray, int]

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from vecferry.batch import Cursor, VectorBatch
-from vecferry.errors import DataError, UnsupportedError, UsageError
+from vecferry.batch import Cursor, VectorBatch, in_one_piece
+from vecferry.errors import UnsupportedError, UsageError
 from vecferry.store import Capabilities, Progress, Reader, StoreInfo, Uri
 from vecferry_adapters._durable import fsync, write_json
 from vecferry_adapters._parquet_columns import is_id_type
@@ -148,7 +148,7 @@ class ParquetWriter:
             elif field.name == self._id:
                 arrays.append(pa.concat_arrays(self._ids) if self._ids else pa.array([], field.type))
             elif payload is not None:
-                arrays.append(_in_one_piece(payload.column(field.name)))
+                arrays.append(in_one_piece(payload.column(field.name)))
             else:
                 arrays.append(pa.array([], field.type))
         table = pa.Table.from_arrays(arrays, schema=self._schema)
@@ -247,17 +247,3 @@ def _encoding(schema: pa.Schema, vector: str, identifier: str | None) -> dict[st
         "compression": {p: "zstd" if p in others else "none" for p in paths},
         "use_compliant_nested_type": False,  # which would rename what lists of the payload call their elements
     }
-
-
-def _in_one_piece(column: pa.ChunkedArray) -> pa.Array:
-    """Join a column's chunks; dictionaries are made anew, or bytes would depend on how rows came in batches."""
-    kind = column.type
-    if not pa.types.is_dictionary(kind):
-        return column.combine_chunks()
-    plain = pa.concat_arrays([chunk.dictionary_decode() for chunk in column.chunks])
-    coded = plain.dictionary_encode()
-    try:
-        indices = coded.indices.cast(kind.index_type)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{len(coded.dictionary)} categories are too many for {kind}") from error
-    return pa.DictionaryArray.from_arrays(indices, coded.dictionary, ordered=kind.ordered)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from vecferry.errors import DataError
 from vecferry.linear import Floats as Floats
 from vecferry.linear import faulty as faulty
 
@@ -59,6 +60,23 @@ def concat(batches: Iterable[VectorBatch]) -> VectorBatch:
         payload=pa.concat_tables(payloads) if payloads else None,
         cursor=parts[-1].cursor,
     )
+
+
+def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
+    """Join a column's chunks; dictionaries are made anew, or bytes would depend on how rows came in batches.
+
+    Raises DataError for more categories than the type of the codes can tell apart.
+    """
+    kind = column.type
+    if not pa.types.is_dictionary(kind):
+        return column.combine_chunks()
+    plain = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], kind.value_type)
+    coded = plain.combine_chunks().dictionary_encode()
+    try:
+        indices = coded.indices.cast(kind.index_type)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{len(coded.dictionary)} categories are too many for {kind}") from error
+    return pa.DictionaryArray.from_arrays(indices, coded.dictionary, ordered=kind.ordered)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
