@@ -18,6 +18,7 @@ from kill_harness import KINDS, Campaign, Job, Run, Server
 
 import vecferry
 from vecferry.errors import UsageError
+from vecferry.signals import handlers_kept, stoppable
 from vecferry.store import open_reader
 
 pytest.importorskip("faiss", reason="most of the targets")
@@ -284,7 +285,7 @@ def test_a_finished_migration_writes_the_payload_that_is_asked_for_now(
 
 LOSING = """
 import os, signal, sys, time
-import vecferry, vecferry.cli as cli
+import vecferry, vecferry.cli as cli, vecferry.signals as signals
 
 def inspect(source, **options):
     try:
@@ -294,7 +295,7 @@ def inspect(source, **options):
         print("lost", flush=True)
     time.sleep(60)
 
-vecferry.inspect, cli.AGAIN = inspect, 0.1
+vecferry.inspect, signals.AGAIN = inspect, 0.1
 cli.cli(["inspect", "x"])
 """
 
@@ -303,3 +304,37 @@ def test_a_signal_that_was_lost_is_acted_on_again() -> None:
     done = subprocess.run([sys.executable, "-c", LOSING], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stdout) == (5, "lost\n"), done.stderr
     assert done.stderr == "vecferry: stopped; nothing half-done was published\n"
+
+
+def test_a_signal_when_all_is_done_changes_nothing() -> None:
+    """Not the exit code above all: 1 would be a failed gate."""
+    late = """
+import os, signal, sys
+import vecferry.cli as cli
+real = cli.Group.invoke
+def invoke(self, ctx):
+    try:
+        return real(self, ctx)
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+cli.Group.invoke = invoke
+cli.cli(["inspect", sys.argv[1]])
+"""
+    done = subprocess.run([sys.executable, "-c", late, "absent"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "vecferry: absent: no such file or folder\n")
+
+
+def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
+    before = [signal.getsignal(n) for n in numbers]
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # nohup, or a shell's background job
+        with handlers_kept():
+            with stoppable():
+                os.kill(os.getpid(), signal.SIGINT)
+                with pytest.raises(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)  # all is done
+        assert [signal.getsignal(n) for n in numbers] == [before[0], signal.SIG_IGN, before[2]]
+    finally:
+        signal.signal(signal.SIGINT, before[1])

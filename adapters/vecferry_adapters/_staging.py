@@ -263,9 +263,9 @@ class Stage:
 
     def close(self) -> None:
         """Release the lock and keep the stage."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        lock, self._lock = self._lock, -1  # first, or a signal just behind os.close would have it closed again
+        if lock >= 0:
+            os.close(lock)
 
 
 def _holder(lock: int) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import traceback
 import unicodedata
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 import click
@@ -35,48 +33,35 @@ from vecferry.options import (
     source_exact,
     stores,
 )
+from vecferry.signals import handlers_kept, stoppable
 
 CRASHED = 70
-AGAIN = 5.0
-"""Seconds after which a signal that had no effect is acted on again."""
 
 
 class Group(click.Group):
     """Turn the library's errors into messages and exit codes, in one place."""
 
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the command line, and leave the signals' handlers as they were."""
+        with handlers_kept():
+            return super().main(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; SIGTERM stops it as Ctrl-C does, and a second one of either ends the process at once."""
-
-        def stop(number: int, frame: FrameType | None) -> None:
-            for other in {signal.SIGTERM, signal.SIGINT} & set(before):
-                signal.signal(other, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_REAL, AGAIN, AGAIN)
-            raise KeyboardInterrupt
-
-        def again(number: int, frame: FrameType | None) -> None:
-            raise KeyboardInterrupt  # the first one was lost, as some C extensions do with it while they are loaded
-
-        wanted = {signal.SIGTERM: stop, signal.SIGINT: stop, signal.SIGALRM: again}
-        before = {n: h for n in wanted if (h := signal.getsignal(n)) != signal.SIG_IGN}
-        for number in before:
-            signal.signal(number, wanted[number])
-        try:
-            return super().invoke(ctx)
-        except VecferryError as error:
-            fail(str(error), error.exit_code)
-        except KeyboardInterrupt:
-            fail("stopped; nothing half-done was published", StoppedError.exit_code)
-        except OSError as error:
-            fail(str(error), DataError.exit_code)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise
-        except Exception:  # not 1: that would read as a failed gate
-            traceback.print_exc()
-            fail("this is a bug in vecferry: please report it with the lines above", CRASHED)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        """Run a command; SIGTERM stops it as Ctrl-C does."""
+        with stoppable():
+            try:
+                return super().invoke(ctx)
+            except VecferryError as error:
+                fail(str(error), error.exit_code)
+            except KeyboardInterrupt:
+                fail("stopped; nothing half-done was published", StoppedError.exit_code)
+            except OSError as error:
+                fail(str(error), DataError.exit_code)
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
+                raise
+            except Exception:  # not 1: that would read as a failed gate
+                traceback.print_exc()
+                fail("this is a bug in vecferry: please report it with the lines above", CRASHED)
 
 
 def fail(message: str, code: int) -> None:
