@@ -50,7 +50,7 @@ class Cache:
         self.dim = dim
         self._wanted = {"format": FORMAT, "space": space, "dim": dim, "id_type": str(id_type)}
         self._id_type = id_type
-        self._rows = Lookup("id", "vector")
+        self._rows = Lookup("id", "vector", pa.list_(pa.float32(), dim))
         self._seen: set[str] = set()
         self._changed: int | None = None
         self.refresh()
@@ -116,8 +116,12 @@ class Cache:
         """Return the vectors of ids that it has, `[n, dim]`."""
         if not len(ids):
             return np.empty((0, self.dim), np.float32)
-        column = self._rows.take(self._rows.find(ids))
-        vectors: Floats = column.flatten().to_numpy().reshape(len(ids), self.dim)
+        flat = self._rows.take(self._rows.find(ids)).flatten()
+        if flat.null_count or len(flat) != len(ids) * self.dim:
+            raise DataError(
+                f"{self.folder} is damaged: vectors are missing in a part: delete it, and encode them again"
+            )
+        vectors: Floats = flat.to_numpy().reshape(len(ids), self.dim)
         return vectors
 
     def add(self, ids: pa.Array, vectors: Floats) -> int:

@@ -27,11 +27,13 @@ Texts = str | Path | Mapping[Any, str] | Callable[[Any], str]
 class Lookup:
     """Find rows of Parquet files by id. In memory are 16 bytes a row; of an id that stands twice one row counts.
 
-    `identifier` and `column` name the columns with the ids and with what is looked up.
+    `identifier` and `column` name the columns with the ids and with what is looked up, `kind` is the latter's type
+    where there is but one.
     """
 
-    def __init__(self, identifier: str, column: str) -> None:
+    def __init__(self, identifier: str, column: str, kind: pa.DataType = None) -> None:
         self._columns = identifier, column
+        self._kind = kind
         self._files: list[Path] = []
         self._starts: list[int] = []
         self._keys = np.empty(0, np.uint64)  # ascending, and the row of each; rows are counted over all files
@@ -51,6 +53,9 @@ class Lookup:
             with reading(path) as file:
                 if missing := [name for name in self._columns if name not in file.schema_arrow.names]:
                     raise UsageError(f"{path} has no column {missing[0]!r} among {', '.join(file.schema_arrow.names)}")
+                found = file.schema_arrow.field(self._columns[1]).type
+                if self._kind is not None and found != self._kind:
+                    raise DataError(f"{path}: column {self._columns[1]!r} holds {found}, not {self._kind}")
                 for batch in file.iter_batches(IDS, columns=[self._columns[0]]):
                     if batch.column(0).null_count:
                         raise DataError(f"{path}: rows have no id in column {self._columns[0]!r}: give them ids")
@@ -59,6 +64,8 @@ class Lookup:
                     except TypeError as error:
                         raise DataError(f"{path}, column {self._columns[0]!r}: {error}") from error
                     count += len(batch)
+                if count - starts[-1] != file.metadata.num_rows:
+                    raise DataError(f"{path} is damaged: it counts {file.metadata.num_rows:,} rows, and holds others")
         keys = np.concatenate(pieces)
         new, first = np.unique(keys, return_index=True)
         at = np.searchsorted(self._keys, new)
@@ -85,6 +92,7 @@ class Lookup:
         owner = np.searchsorted(self._starts, wanted, side="right") - 1
         pieces: list[pa.Array] = []
         for number in np.unique(owner).tolist():
+            before = sum(map(len, pieces))
             inside = wanted[owner == number] - self._starts[number]
             with reading(self._files[number]) as file:
                 sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
@@ -92,6 +100,8 @@ class Lookup:
                 group = np.searchsorted(ends, inside, side="right")
                 for g in np.unique(group).tolist():
                     pieces += self._pick(file, g, inside[group == g] - (ends[g] - sizes[g]))
+            if sum(map(len, pieces)) - before != len(inside):
+                raise DataError(f"{self._files[number]} is damaged: rows that have ids are missing in other columns")
         if not pieces:
             raise ValueError("no rows to take")
         back = np.empty_like(order)

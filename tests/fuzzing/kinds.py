@@ -221,6 +221,29 @@ def recorded(folder: Path) -> bytes:
     return rows[:32]
 
 
+def make_cache(folder: Path) -> None:
+    cache = Cache(folder / "cache" / "new.cache", "new", OUT, pa.int64())
+    for some in (slice(0, 50), slice(50, ROWS)):
+        cache.add(pa.array(ids()[some]), np.ascontiguousarray(vectors()[some, :OUT]))
+
+
+def cached(folder: Path) -> bytes:
+    """Read the vectors that a cache says it has; they are right, or their page's checksum is not."""
+    cache = Cache(folder / "new.cache", "new", OUT, pa.int64())
+    known = cache.has(pa.array(ids()))
+    return cache.take(pa.array(ids()[known])).tobytes() if known.all() else b"fewer"
+
+
+def cache_pages_only(folder: Path) -> bool:
+    """Say whether all parts have their own footers, which no checksum covers."""
+    sound = Path((folder / "origin").read_text()) / "cache" / "new.cache"
+    return all(footer(p) == footer(sound / p.name) for p in (folder / "new.cache").glob("*.parquet"))
+
+
+def warming(folder: Path) -> Commands:
+    return [["inspect", f"parquet:{folder / 'new.cache'}", "--scan"]]
+
+
 class Stopping:
     """Read a store up to a row, where somebody presses Ctrl-C."""
 
@@ -389,6 +412,7 @@ KINDS: dict[str, Kind] = {
     "card": Kind(harm=partial(harm, "json", CARD), read=map_of, **MAP),
     "holdout": Kind(harm=partial(harm, "parquet", "holdout.parquet"), read=holdout_in, **MAP),
     "manifest": Kind(make_manifests, harm_manifest, recorded, always, partial(inspecting, "new.*")),
+    "cache": Kind(make_cache, partial(harm, "parquet", "new.cache/*.parquet"), cached, cache_pages_only, warming),
     "checkpoint": Kind(harm=partial(harm, "json", ".new.*.vecferry/state.json"), read=resumed, exact=always, **STAGE),
     "stage": Kind(harm=harm_stage, read=resumed_nearly, exact=never, **STAGE),
     "report": Kind(make_report, partial(harm, "json", "report.json"), compared, never, checking),
