@@ -100,11 +100,11 @@ def lie_in_words(data: bytes, luck: random.Random) -> bytes:
 def lie_in_json(data: bytes, luck: random.Random) -> bytes:
     """Exchange, rename, drop, double or nest values of a JSON text; of a text that is none anymore flip bits."""
     try:
-        tree = json.loads(data)
+        text = data.decode()
+        tree = json.loads(text)
     except (ValueError, RecursionError):
         return flip(data, luck)
     if luck.random() < 0.15:
-        text = data.decode()
         at = luck.randrange(len(text) + 1)
         pieces = ["[" * DEEP, '{"a":' * DEEP, "9" * 5000, "1e999", '"' * 3, "\ufeff", '"format": 1,', "NaN"]
         changed = text[:at] + luck.choice(pieces) + text[at:]
