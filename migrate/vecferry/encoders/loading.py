@@ -9,7 +9,7 @@ from vecferry.encoders.endpoint import KEY_VARIABLE, EndpointBackend
 from vecferry.encoders.gguf import dequantised
 from vecferry.encoders.local import content_hash, file_hash, locate
 from vecferry.encoders.prompts import prompt_of
-from vecferry.encoders.sentence import SentenceBackend, module_folders
+from vecferry.encoders.sentence import SentenceBackend, modules_of
 from vecferry.encoders.text import TextEncoder
 from vecferry.encoders.transformer import TransformerBackend
 from vecferry.errors import UsageError
@@ -76,8 +76,9 @@ def _local(
         folder = dequantised(found.path, content)
     else:
         folder = found.path
-        content = content_hash(folder, module_folders(folder))
-        if (folder / "modules.json").is_file() and pooling is None:
+        steps = modules_of(folder)
+        content = content_hash(folder, {"", *(part for part, _ in steps)})
+        if steps and pooling is None:
             return SentenceBackend(folder, name=found.name, revision=content, max_length=max_length, device=device)
     return TransformerBackend(
         folder,

@@ -14,6 +14,7 @@ from vecferry.jsonfile import read_json
 from vecferry.linear import Floats
 
 CONFIGURATION = "config_sentence_transformers.json"
+_SHORT = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "last", "max_tokens": "max"}
 
 
 class SentenceBackend:
@@ -40,10 +41,7 @@ class SentenceBackend:
             model.max_seq_length = max_length
         self._model = model
         self.max_length: int | None = model.max_seq_length
-        parts = [type(part).__name__ for part in model]
-        self.normalized = parts[-1] == "Normalize"
-        modes = [part.get_pooling_mode_str() for part in model if hasattr(part, "get_pooling_mode_str")]
-        self.pooling = "+".join([*modes, *(p for p in parts if p not in ("Transformer", "Pooling", "Normalize"))])
+        self.pooling, self.normalized = described(folder)
         self.prompt = own_prompt(folder)
         dim = model.get_embedding_dimension() if hasattr(model, "get_embedding_dimension") else None
         self.dim = int(dim or model.get_sentence_embedding_dimension())
@@ -73,13 +71,27 @@ def own_prompt(folder: Path) -> Prompt | None:
     return Prompt(*((prefix + MARK,) if prefix else PLAIN for prefix in (document, query)))
 
 
-def module_folders(folder: Path) -> list[str]:
-    """Return the parts of a model's folder whose files its vectors depend on."""
+def modules_of(folder: Path) -> list[tuple[str, str]]:
+    """Return the folder and the class of each step of a model, none for one that isn't sentence-transformers'."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
     try:
-        modules = (folder / "modules.json").read_text(encoding="utf-8")
-    except OSError:
-        return [""]
-    try:
-        return sorted({"", *(str(module["path"]) for module in json.loads(modules))})
+        modules = json.loads(path.read_text(encoding="utf-8"))
+        return [(str(module["path"]), str(module["type"]).rpartition(".")[2]) for module in modules]
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{folder / 'modules.json'} is damaged: {error}") from error
+        raise DataError(f"{path} is damaged: {error}") from error
+
+
+def described(folder: Path) -> tuple[str, bool]:
+    """Return a model's pooling and whether it normalises: from its files, whose words don't change with the library."""
+    steps: list[str] = []
+    kinds = modules_of(folder)
+    for part, kind in kinds:
+        if kind == "Pooling":
+            held = read_json(folder / part / "config.json")
+            modes = [key.removeprefix("pooling_mode_") for key, on in held.items() if on is True and "_mode_" in key]
+            steps += [_SHORT.get(mode, mode) for mode in modes] or [str(held.get("pooling_mode", "pooled"))]
+        elif kind not in ("Transformer", "Normalize"):
+            steps.append(kind)
+    return "+".join(steps), bool(kinds) and kinds[-1][1] == "Normalize"
