@@ -104,12 +104,12 @@ def lie_in_json(data: bytes, luck: random.Random) -> bytes:
         tree = json.loads(text)
     except (ValueError, RecursionError):
         return flip(data, luck)
-    if luck.random() < 0.15:
+    places = list(_nodes(tree))
+    if not places or luck.random() < 0.15:
         at = luck.randrange(len(text) + 1)
         pieces = ["[" * DEEP, '{"a":' * DEEP, "9" * 5000, "1e999", '"' * 3, "\ufeff", '"format": 1,', "NaN"]
         changed = text[:at] + luck.choice(pieces) + text[at:]
         return luck.choice([changed.encode(), changed.encode("utf-16"), changed.encode("latin-1", "replace")])
-    places = list(_nodes(tree))
     holder, key = luck.choice(places)
     change = luck.randrange(6)
     if change == 0 and isinstance(holder, dict):
