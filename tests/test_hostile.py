@@ -230,14 +230,14 @@ def test_values_become_what_is_annotated() -> None:
         (Outer, {"rows": [{"n": "1"}], "by": {}}, r"it\.rows\[0\]\.n is '1', not int"),
         (Outer, {"rows": [{"n": True}], "by": {}}, r"it\.rows\[0\]\.n is 'True', not int"),
         (Outer, {"rows": [{"n": 1.0}], "by": {}}, "not int"),
-        (Outer, {"rows": [{"n": 1, "name": 3}], "by": {}}, r"name is '3', not None"),
+        (Outer, {"rows": [{"n": 1, "name": 3}], "by": {}}, r"name is '3', not str"),
         (Outer, {"rows": {}, "by": {}}, "it.rows is '{}', not tuple"),
         (Outer, {"rows": [], "by": {"x": "1"}}, r"it\.by\.x is '1', not float"),
         (Outer, {"rows": [], "by": [], "kind": "a"}, "it.by is .*, not dict"),
         (Outer, {"rows": [], "by": {}, "kind": "c"}, "it.kind is 'c', not one of a, b"),
         (Outer, [], "it is '\\[\\]', not Outer"),
         (Loose, {"space": "x"}, "count is missing"),
-        (Loose, {"count": 1, "space": 1}, "space is '1', not None"),
+        (Loose, {"count": 1, "space": 1}, "space is '1', not str"),
         (Loose, None, "it is 'None', not Loose"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -82,7 +82,9 @@ def typed(kind: Any, value: Any, name: str) -> Any:
         return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        for one in arguments:
+        if value is None and NoneType in arguments:
+            return None
+        for one in (one for one in arguments if one is not NoneType):
             try:
                 return typed(one, value, name)
             except ValueError as error:
