@@ -275,6 +275,35 @@ def test_a_json_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.case("18")
+def test_what_is_not_whole_yet_stands_in_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    (tmp_path / "stage").mkdir()
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(Killed):
+        write_json(tmp_path / "x.json", {"a": 1}, stage=tmp_path / "stage")
+    assert list(contents(tmp_path)) == ["stage/x.json.tmp"]
+
+
+def test_a_signal_just_behind_the_closing_of_a_lock_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = stage(tmp_path / "t")
+    real = os.close
+
+    def interrupted(descriptor: int) -> None:
+        real(descriptor)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            s.close()
+    s.close()  # as the end of a `with` block does; the descriptor may be another file's by now
+    stage(tmp_path / "t", resume=True).discard()
+
+
 def test_a_full_disk_is_a_resumable_stop(tmp_path: Path) -> None:
     with (
         pytest.raises(StoppedError, match=r"full \([0-9,]+ bytes are free\); 1,234 rows"),

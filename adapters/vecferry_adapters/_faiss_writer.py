@@ -151,7 +151,10 @@ class FaissWriter:
             self._checkpoint()
         with self._resumable():  # once more: it says how many rows are safe by now
             if self._head:
-                return self._finish_flat()
+                if not self._built:
+                    self._finish_flat()
+                    self._built = True  # as long as it is open: a stage that is opened again is cut back to its rows
+                return self._stage.folder / "vectors"
             path = self._stage.folder / "index"
             if not (self._built and path.exists()):
                 staged = Staged(self._vectors, 0, self._ids, self._rows, self._info.dim)
@@ -166,7 +169,7 @@ class FaissWriter:
                 self._stage.save(**{k: v for k, v in self._stage.state.items() if k != "plan"} | {"built": True})
             return path
 
-    def _finish_flat(self) -> Path:
+    def _finish_flat(self) -> None:
         """Write the row count into the header, and the ids behind the rows."""
         rows, dim, outer = self._rows, self._info.dim, self._structure.has_map
         head = bytearray(self._head)
@@ -185,7 +188,6 @@ class FaissWriter:
                 part = staged.ids_of(start, min(start + COPY_ROWS, rows))
                 _write(self._vectors, part, end + 8 + 8 * start)
         os.fsync(self._vectors)
-        return self._stage.folder / "vectors"
 
     def _check_built(self, path: Path) -> None:
         with self._open_staged(path, self._entry()) as reader:
