@@ -20,6 +20,7 @@ import vecferry.migration as migration
 import vecferry.rewrite as rewrite
 import vecferry_adapters._faiss_train as faiss_train
 import vecferry_adapters._faiss_writer as faiss_writer
+import vecferry_adapters._numpy_writer as numpy_writer
 import vecferry_adapters._parquet_writer as parquet_writer
 from vecferry.cli import cli
 from vecferry.store import adapters, load
@@ -61,7 +62,13 @@ def mark() -> None:
     parquet_writer.GROUP_ROWS = 128
     parquet_writer.PART_GROUPS = 4
     rewrite.sound = marked_steps("read", rewrite.sound)
-    for writer, durable in ((faiss_writer.FaissWriter, "_checkpoint"), (parquet_writer.ParquetWriter, "_end_part")):
+    numpy_writer.SYNC_BYTES = 1 << 17
+    writers = {
+        faiss_writer.FaissWriter: "_checkpoint",
+        numpy_writer.NumpyWriter: "_sync",
+        parquet_writer.ParquetWriter: "_end_part",
+    }
+    for writer, durable in writers.items():
         names = {"write": "stage", durable: "checkpoint", "staged": "finish", "commit": "publish"}
         for name, phase in names.items():
             setattr(writer, name, marked(phase, getattr(writer, name)))

@@ -47,6 +47,7 @@ KINDS = {
     "flat": Kind("new.faiss", ("--drop-payload",), COMMON),
     "ivf": Kind("new.faiss", ("--drop-payload", "--index", "IVF16,Flat"), (*COMMON, "build", "train")),
     "hnsw": Kind("new.faiss", ("--drop-payload", "--index", "HNSW8", "--threads", "1"), (*COMMON, "build")),
+    "npy": Kind("new.npy", ("--drop-payload",), COMMON),
     "parquet": Kind("new.parquet", (), COMMON),
 }
 

@@ -9,9 +9,10 @@ from kill_harness import KINDS, Campaign, Job, Outcome, Server
 pytest.importorskip("faiss", reason="most of the targets")
 
 BRIEFLY = {
-    "flat": ("read", "stage", "checkpoint", "verify", "publish"),
+    "flat": ("read", "stage", "verify", "publish"),
     "ivf": ("train", "build"),
     "hnsw": ("build", "gate"),
+    "npy": ("checkpoint", "publish"),
     "parquet": ("checkpoint", "finish", "publish"),
 }
 """What of each kind the short test kills, so that all of them together meet every phase."""
