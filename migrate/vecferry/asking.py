@@ -34,8 +34,16 @@ class Asked:
     given: bool
 
     @classmethod
-    def read(cls, index: Reader, m: LinearMap | None, queries: Any, source_queries: Any, qrels: Any) -> Asked:
-        """Read queries and labels.
+    def read(
+        cls,
+        index: Reader,
+        m: LinearMap | None,
+        queries: Any,
+        source_queries: Any,
+        qrels: Any,
+        ask: LinearMap | None = None,
+    ) -> Asked:
+        """Read queries and labels; queries have all dimensions, also where the index is asked through a filter.
 
         Raises IncompatibleError for queries of another space, dimension or model, BadRowsError for unusable vectors
         and for ids that stand more than once or lack a source query.
@@ -52,14 +60,14 @@ class Asked:
                 labels = Labels(OWN, names[0], as_strings(names[1]), held.qrels.grade)
             return cls(held.query_ids, held.queries, held.source_queries, labels, given=False)
         with opened(queries) as store, nullcontext() if source_queries is None else opened(source_queries) as old:
-            same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}")
+            same_space(index, store.info.space, store.info.dim, f"the queries {store.info.uri}", ask)
             if store.info.count == 0:
                 raise DataError(f"{store.info.uri} is empty")
             if m is not None:
                 check_new(store, m)
                 if old is not None and m.card is not None:
                     check_taken(old, m, m.card)
-            dims = (0 if m is None else m.d_in, index.info.dim)
+            dims = (0 if m is None else m.d_in, store.info.dim)
             asked = read_queries(store, old, dims, BadRows(optional=False))
         return cls(asked.ids, asked.vectors, asked.source, labels, given=True)
 
@@ -108,10 +116,16 @@ class Asked:
         return qrels
 
 
-def same_space(index: Reader, space: str | None, dim: int, what: str) -> None:
-    """Refuse what isn't in the space of the index: by its name where both are known, by its dimension always."""
+def same_space(index: Reader, space: str | None, dim: int, what: str, ask: LinearMap | None = None) -> None:
+    """Refuse what isn't in the space of the index: by its name where both are known, by its dimension always.
+
+    Where the index is asked through a filter, that is the space which the filter takes vectors of.
+    """
     info = index.info
-    if info.dim != dim:
-        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, {what} has {dim}")
-    if info.space is not None and space is not None and info.space != space:
-        raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, {what} in {space!r}: use the same model")
+    own_dim, own_space, where = info.dim, info.space, info.uri
+    if ask is not None and ask.card is not None:
+        own_dim, own_space, where = ask.d_in, ask.card.source.space, f"what {info.uri} was filtered of"
+    if own_dim != dim:
+        raise IncompatibleError(f"{where} holds vectors of {own_dim} dimensions, {what} has {dim}")
+    if own_space is not None and space is not None and own_space != space:
+        raise IncompatibleError(f"{where} is in the space {own_space!r}, {what} in {space!r}: use the same model")

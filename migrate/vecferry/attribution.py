@@ -19,6 +19,7 @@ from vecferry.recall import Metric, Values, topk, without
 from vecferry.store import Reader
 
 MAP = "the map"
+FILTER, MAP_AND_FILTER = "the filter", "the map and the filter"
 MAP_AND_CODES = "the map and the source's codes"
 SOURCE_CODES = "the source's codes"
 MAP_AND_ALL_CODES = "the map and the codes"
@@ -62,15 +63,16 @@ def attribute(
     held, absent = present(holdout, staged, [])
     bench = Bench.of(held, metric, (k,), seed)
     name = f"agreement@{k}" if bench.asked is not None else f"doc-agreement@{k}"
+    map_name = MAP if m.ask is None else MAP_AND_FILTER if m.changes_model else FILTER
     if absent is not None or bench.by_documents is None:
-        return (Loss(MAP, name, reason=absent or f"k = {k} needs more than {k} documents"),)
+        return (Loss(map_name, name, reason=absent or f"k = {k} needs more than {k} documents"),)
 
     def agreement(way: Find) -> Values:
         if bench.asked is not None:
-            return bench.asked.agreement(way(bench.asked.queries, k), k)
+            return bench.asked.agreement(way(m.asking(bench.asked.queries), k), k)
         assert bench.by_documents is not None
         own = bench.stand_ins
-        return bench.by_documents.agreement(without(way(held.target[own], k + 1), own), k)
+        return bench.by_documents.agreement(without(way(m.asking(held.target[own]), k + 1), own), k)
 
     def of(documents: Floats) -> Values:
         return agreement(exactly(documents, metric))
@@ -82,7 +84,7 @@ def attribute(
     if exact is not None:
         vectors = exact.take(held.ids.cast(exact.info.id_type or held.ids.type)).vectors
         from_exact = of(m.apply(vectors))
-        losses.append(Loss.of(MAP, name, before - from_exact, seed=seed))
+        losses.append(Loss.of(map_name, name, before - from_exact, seed=seed))
         if (
             source is None
             and lossy is not False
@@ -92,10 +94,11 @@ def attribute(
         else:
             losses.append(Loss.of(SOURCE_CODES, name, from_exact - as_stored, seed=seed))
     elif lossy is False:
-        losses.append(Loss.of(MAP, name, before - as_stored, seed=seed))
+        losses.append(Loss.of(map_name, name, before - as_stored, seed=seed))
         losses.append(Loss(SOURCE_CODES, name, 0.0, 0.0, 0.0))
     else:
-        losses.append(Loss.of(MAP_AND_CODES, name, before - as_stored, seed=seed))
+        with_codes = MAP_AND_CODES if m.ask is None else f"{map_name} and the source's codes"
+        losses.append(Loss.of(with_codes, name, before - as_stored, seed=seed))
         whether = "" if lossy else "whether the source holds codes isn't recorded; "
         losses.append(Loss(SOURCE_CODES, name, reason=f"unknown: {whether}pass its exact vectors by --source-exact"))
     if true is not None:

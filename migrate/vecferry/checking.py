@@ -9,6 +9,7 @@ from typing import Any
 from vecferry.asking import Asked, same_space
 from vecferry.attribution import attribute
 from vecferry.baseline import MAX_DROP, compare, load_baseline
+from vecferry.compressing import compress, filter_of, recorded, require_filter
 from vecferry.encoded import TrueRows
 from vecferry.errors import UsageError
 from vecferry.evaluate import evaluate
@@ -26,6 +27,7 @@ def check(
     destination: str | Uri | Reader | Any,
     *,
     map: LinearMap | str | Path | None = None,
+    filter: LinearMap | str | Path | None = None,
     truth: str | Uri | Reader | Any | None = None,
     queries: str | Uri | Reader | Any | None = None,
     source_queries: str | Uri | Reader | Any | None = None,
@@ -42,6 +44,8 @@ def check(
     """Compare an index with true re-embedding, and apply a gate.
 
     map           measure on its hold-out: every row of the report, at the size of the hold-out
+    filter        the filter that the index was made with: it is asked through it, and what it finds is compared with
+                  re-embedding in all dimensions
     truth         a store of all documents encoded by the new model: measure at full size instead, joined by id
     queries       a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old
                   model's for the same ids; `qrels` labels by query and document id
@@ -77,15 +81,21 @@ def check(
         nothing if truth is None else opened(truth) as true,
         nothing if source_exact is None else opened(source_exact) as exact,
     ):
+        f = None if filter is None else filter_of(filter)
+        require_filter(index.info, f)
+        ask = None
+        if f is not None:
+            m = m if m is None else compress(m, f)
+            ask = recorded(f, index.info) if m is None else m.ask
         if m is not None:
             space = m.card.space if m.card is not None else None
             same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())
         if true is not None:
             check_truth(index, true, m)
         slicing = Slicing.of(slice, slice_file, (index, true), wanted)
-        asked = Asked.read(index, m, queries, source_queries, qrels)
+        asked = Asked.read(index, m, queries, source_queries, qrels, ask)
         if true is not None:
-            evaluation, losses = evaluate_with_truth(index, true, m, asked, wanted, slicing, k, seed)
+            evaluation, losses = evaluate_with_truth(index, true, m, asked, wanted, slicing, k, seed, ask)
         else:
             assert m is not None
             holdout = holdout_of(m)
@@ -103,6 +113,7 @@ def check(
             "parameters": dict(index.info.parameters),
             "lossy": index.info.lossy,
             "space": index.info.space,
+            "filter": ask.card.sha256 if ask is not None and ask.card is not None else None,
             "map": m.card.sha256 if m is not None and m.card is not None else None,
             "truth": true.info.uri if true is not None else None,
             "baseline": str(baseline) if isinstance(baseline, (str, Path)) else None,

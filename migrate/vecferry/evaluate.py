@@ -41,6 +41,7 @@ OVERLAP_QUERIES = 250
 """Queries of index overlap, each of which is compared with every vector of the store."""
 CANDIDATES = (200, 100, 50, 20)
 """Sizes of a cascade's first stage, of which the largest below a fifth of the hold-out is measured."""
+SAME_MODEL = "the model stays the same"
 FLAT = ("Flat", "IDMap,Flat", "IDMap2,Flat")
 
 
@@ -67,25 +68,34 @@ def evaluate(
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
     notes: list[str] = []
     held, absent = present(holdout, staged, notes)
-    indexed = absent or (index_way(staged, held, metric, notes) if staged is not None else "nothing is indexed yet")
+    asked = None if held.queries is None else m.asking(held.queries)
+    documents = m.asking(held.target)  # where they stand in for queries
+    if m.ask is not None:
+        notes.append(
+            f"{TRANSLATED} and {AS_INDEXED} are vectors of {m.d_out} dimensions, asked through the filter and compared "
+            f"with re-embedding in all {m.d_asked}"
+        )
+    indexed = absent or (
+        index_way(staged, held.ids, documents[:1], metric, notes) if staged is not None else "nothing is indexed yet"
+    )
     if len(held.ids) > 1:
         require_apart(as_asked(held.target, "cosine").mean(axis=0, dtype=np.float64), "the hold-out")
     translated = m.apply(held.source)
     sizes = Sizes.of(len(held.ids), None if staged is None else staged.info.count, k, gate)
     bench = Bench.of(held, metric, ks, seed, sizes)
     rows = [
-        bench.row(STATUS_QUO, exactly(held.source, metric), held.source_queries, held.source),
-        bench.row(NAIVE_SWAP, _swap(held, metric), held.queries, held.target, identities=held.source),
-        bench.row(TRANSLATED, exactly(translated, metric), held.queries, held.target, identities=translated),
-        bench.row(AS_INDEXED, indexed, held.queries, held.target),
-        bench.row(*_cascade(translated, held.target, metric, max(ks)), held.queries, held.target),
+        bench.row(STATUS_QUO, _quo(held, m, metric), held.source_queries, held.source),
+        bench.row(NAIVE_SWAP, _swap(held, m, metric), held.queries, held.target, identities=held.source),
+        bench.row(TRANSLATED, exactly(translated, metric), asked, documents, translated if m.ask is None else None),
+        bench.row(AS_INDEXED, indexed, asked, documents),
+        bench.row(*_cascade(translated, held.target, m, metric, max(ks)), held.queries, held.target),
         bench.row(RE_EMBEDDED, exactly(held.target, metric), held.queries, held.target),
     ]
     per_query = bench.per_query()
     sweep: tuple[Curve, ...] = ()
     if staged is not None:
         wanted = gate is not None and "index-overlap" in gate.metrics
-        cells, overlap, overlaps = _overlap(staged, held, metric, ks, seed, wanted)
+        cells, overlap, overlaps = _overlap(staged, held, m, metric, ks, seed, wanted)
         sweep = () if overlap is None else overlap.curves(k, seed=seed)
         per_query += overlaps
         rows = [replace(r, cells=r.cells + cells) if r.name == AS_INDEXED else r for r in rows]
@@ -103,9 +113,9 @@ def _require(holdout: Holdout, m: LinearMap, staged: Reader | None) -> None:
     """Refuse what can't be measured together."""
     if m.card is not None and m.card.direction != "document":
         raise IncompatibleError("the map carries new queries into the old space; this measures document maps")
-    if (m.d_in, m.d_out) != (holdout.source.shape[1], holdout.target.shape[1]):
+    if (m.d_in, m.d_asked) != (holdout.source.shape[1], holdout.target.shape[1]):
         dims = f"{holdout.source.shape[1]} -> {holdout.target.shape[1]}"
-        raise IncompatibleError(f"the map leads {m.d_in} -> {m.d_out} dimensions, its hold-out {dims}")
+        raise IncompatibleError(f"the map leads {m.d_in} -> {m.d_asked} dimensions, its hold-out {dims}")
     if staged is not None and staged.info.dim != m.d_out:
         raise IncompatibleError(
             f"{staged.info.uri} holds vectors of {staged.info.dim} dimensions, the map leads to {m.d_out}"
@@ -139,12 +149,18 @@ def exactly(documents: Floats, metric: Metric) -> Find:
     return lambda queries, k: topk(queries, documents, k, metric)[0]
 
 
-def _swap(held: Holdout, metric: Metric) -> Find | str:
+def _quo(held: Holdout, m: LinearMap, metric: Metric) -> Find | str:
+    return exactly(held.source, metric) if m.changes_model else SAME_MODEL
+
+
+def _swap(held: Holdout, m: LinearMap, metric: Metric) -> Find | str:
+    if not m.changes_model:
+        return SAME_MODEL
     dims = held.source.shape[1], held.target.shape[1]
     return exactly(held.source, metric) if dims[0] == dims[1] else f"dimensions differ: {dims[0]} and {dims[1]}"
 
 
-def _cascade(translated: Floats, target: Floats, metric: Metric, k: int) -> tuple[str, Find | str]:
+def _cascade(translated: Floats, target: Floats, m: LinearMap, metric: Metric, k: int) -> tuple[str, Find | str]:
     """Search translated vectors, and order the candidates by their true ones."""
     c = next((c for c in CANDIDATES if k < c < len(target) / 5), None)
     if c is None:
@@ -152,28 +168,28 @@ def _cascade(translated: Floats, target: Floats, metric: Metric, k: int) -> tupl
         return CASCADE, f"needs at least {least} held-out documents for k = {k}, there are {len(target)}"
 
     def way(queries: Floats, k: int) -> Places:
-        candidates, _ = topk(queries, translated, c, metric)
+        candidates, _ = topk(m.asking(queries), translated, c, metric)
         return rerank(queries, target, candidates, metric)[:, :k]
 
     return f"{CASCADE} (top-{c} re-ranked with true vectors)", way
 
 
-def index_way(staged: Reader, held: Holdout, metric: Metric, notes: list[str]) -> Find | str:
-    """Search the staged store among the held-out ids; its vectors, exactly, where its index can't do that."""
+def index_way(staged: Reader, ids: pa.Array, probe: Floats, metric: Metric, notes: list[str]) -> Find | str:
+    """Search the staged store among these ids; its vectors, exactly, where its index can't do that with a `probe`."""
     try:
-        search(staged, held.target[:1], 1, metric, held.ids)
+        search(staged, probe, 1, metric, ids)
     except UnsupportedError as error:
         try:
-            vectors = staged.take(held.ids).vectors
+            vectors = staged.take(ids).vectors
         except UnsupportedError as other:
             return str(other)
         notes.append(f"as indexed: the stored vectors, searched exactly ({error})")
         return exactly(vectors, metric)
-    return lambda queries, k: search(staged, queries, k, metric, held.ids)
+    return lambda queries, k: search(staged, queries, k, metric, ids)
 
 
 def _overlap(
-    staged: Reader, held: Holdout, metric: Metric, ks: tuple[int, ...], seed: int, wanted: bool
+    staged: Reader, held: Holdout, m: LinearMap, metric: Metric, ks: tuple[int, ...], seed: int, wanted: bool
 ) -> tuple[tuple[Cell, ...], Overlap | None, tuple[PerQuery, ...]]:
     """Compare the index with exact search at full size, unless it is one that searches exactly by its nature."""
     count = staged.info.count or 0
@@ -187,7 +203,7 @@ def _overlap(
         rows = np.random.default_rng(seed).permutation(len(queries))[:OVERLAP_QUERIES]
         rows.sort()
         try:
-            overlap = index_overlap(staged, queries[rows], ks, metric)
+            overlap = index_overlap(staged, m.asking(queries[rows]), ks, metric)
             values = {("index-overlap", k): v for k, v in overlap.values.items()}
             cells = [Cell.of(name, k, v, count, seed=seed, full_size=True) for (name, k), v in values.items()]
             return tuple(cells), overlap, (PerQuery.of(ids.take(pa.array(rows)), queries[rows], values),)

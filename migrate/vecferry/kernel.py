@@ -83,8 +83,10 @@ def torch_kernel(m: LinearMap, device: str) -> Kernel:
         norms = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         return x / torch.where(norms == 0, 1.0, norms)
 
+    after = None if m.after is None else torch_kernel(m.after, device)
+
     def run(x: Floats) -> Floats:
-        out = np.empty((len(x), m.d_out), np.float32)
+        out = np.empty((len(x), m.weight.shape[1]), np.float32)
         for start in range(0, len(x), CUDA_ROWS):
             n = min(CUDA_ROWS, len(x) - start)
             block[:n] = torch.from_numpy(np.array(x[start : start + n], np.float32)).to(device)
@@ -94,7 +96,7 @@ def torch_kernel(m: LinearMap, device: str) -> Kernel:
             y = y if bias is None else y + bias
             y = normalize(y) if m.post == "l2" else y
             out[start : start + n] = y[:n].cpu().numpy()
-        return out
+        return out if after is None else after(out)
 
     torch.backends.cuda.matmul.allow_tf32 = False
     return run

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float32]
 Pre = Literal["none", "l2", "center_l2"]
 Post = Literal["none", "l2"]
-Direction = Literal["document", "query"]
+Direction = Literal["document", "query", "filter"]
 
 BLOCK = 256
 """Rows of every float32 product: BLAS picks kernels by shape, and 256 rows reach the speed of large products."""
@@ -47,7 +47,8 @@ class Side:
 class Card:
     """Record where a map comes from and what it is for.
 
-    direction   "document": old documents into the new space; "query": new queries into the old space
+    direction   "document": old documents into the new space; "query": new queries into the old space; "filter": both
+                documents and queries of one model into fewer dimensions
     metric      the target space's ranking rule: "cosine", "ip" or "l2"
     measured    metrics on the held-out part, by name
     warnings    what the fit found suspicious
@@ -81,6 +82,9 @@ class LinearMap:
     pre     nothing, L2 normalisation, or subtracting `mean` and then L2 normalisation
     post    nothing, or L2 normalisation
     mean    `[d_in]` float32, with `pre="center_l2"` only
+    after   a map that what this one gives goes through, where the two can't be folded into one
+    ask     the filter that vectors of the target model, queries above all, go through before they are compared with
+            what this map gives; None where they are compared as they are
     """
 
     weight: Floats
@@ -91,6 +95,8 @@ class LinearMap:
     card: Card | None = None
     holdout: Holdout | None = None
     path: Path | None = None
+    after: LinearMap | None = None
+    ask: LinearMap | None = None
 
     def __post_init__(self) -> None:
         for name in ("weight", "bias", "mean"):
@@ -99,8 +105,9 @@ class LinearMap:
                 object.__setattr__(self, name, np.ascontiguousarray(value, dtype=np.float32))
         if self.weight.ndim != 2 or 0 in self.weight.shape:
             raise UsageError(f"weight must be [d_in, d_out], not {list(self.weight.shape)}")
-        if self.bias is not None and self.bias.shape != (self.d_out,):
-            raise UsageError(f"bias has shape {list(self.bias.shape)}, weight leads to {self.d_out} dimensions")
+        width = self.weight.shape[1]
+        if self.bias is not None and self.bias.shape != (width,):
+            raise UsageError(f"bias has shape {list(self.bias.shape)}, weight leads to {width} dimensions")
         if self.pre not in ("none", "l2", "center_l2") or self.post not in ("none", "l2"):
             raise UsageError(f"unknown normalisation: pre={self.pre!r}, post={self.post!r}")
         if (self.pre == "center_l2") != (self.mean is not None):
@@ -118,7 +125,21 @@ class LinearMap:
     @property
     def d_out(self) -> int:
         """The dimension of the vectors it gives."""
-        return int(self.weight.shape[1])
+        return int(self.weight.shape[1]) if self.after is None else self.after.d_out
+
+    @property
+    def d_asked(self) -> int:
+        """The dimension of the target model's own vectors; what the map gives may have fewer, see `ask`."""
+        return self.d_out if self.ask is None else self.ask.d_in
+
+    @property
+    def changes_model(self) -> bool:
+        """Whether the map leads into another model's space, and not only into fewer dimensions of the same."""
+        return self.ask is None or self.weight is not self.ask.weight
+
+    def asking(self, vectors: Floats) -> Floats:
+        """Return vectors of the target model `[n, d_asked]` as they are compared with what the map gives."""
+        return vectors if self.ask is None else self.ask.apply(vectors)
 
     def apply(self, x: Floats, out: Floats | None = None, run: BatchRunner | None = None) -> Floats:
         """Map rows `[n, d_in]` to `[n, d_out]` float32; a row's bits depend on that row and the map alone.
@@ -146,6 +167,8 @@ class LinearMap:
             y = product.astype(np.float32, copy=False)
             if self.post == "l2":
                 normalize(y)
+            if self.after is not None:
+                y = self.after.apply(y)
             out[start : start + BLOCK] = y
 
         starts = range(0, len(x), BLOCK)

@@ -11,7 +11,16 @@ from typing import Any
 from vecferry.errors import UsageError
 from vecferry.linear import Card, LinearMap, Side
 
-CARRIES = {"document": "old document vectors into the new space", "query": "new query vectors into the old space"}
+CARRIES = {
+    "document": "old document vectors into the new space",
+    "query": "new query vectors into the old space",
+    "filter": "documents and queries of one model into fewer dimensions",
+}
+TRIED = {
+    "document": "maps that were tried, judged on the pairs of the fit with each left out",
+    "query": "maps that were tried, judged on the pairs of the fit with each left out",
+    "filter": "filters that were tried, judged on vectors that are neither fitted on nor held out",
+}
 BRIEF = ("map", "from", "to", "pairs", "solver", "leave-one-out", "held out", "more pairs")
 """The facts that are shown after a fit."""
 
@@ -63,7 +72,7 @@ def describe(m: LinearMap) -> str:
     lines = [*_aligned(facts(m, card)), *(f"warning: {w}" for w in card.warnings)]
     if table := _candidates(card):
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines += ["", "maps that were tried, judged on the pairs of the fit with each left out"]
+        lines += ["", TRIED[card.direction]]
         lines += ["  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in table]
     return "\n".join(lines)
 
@@ -84,7 +93,7 @@ def page(m: LinearMap) -> str:
     if card.warnings:
         lines += ["", "Warnings of the fit:", "", *(f"- {w}" for w in card.warnings)]
     if table := _candidates(card):
-        lines += ["", "Maps that were tried, judged on the pairs of the fit with each left out:", ""]
+        lines += ["", f"{TRIED[card.direction].capitalize()}:", ""]
         lines += [f"| {' | '.join(table[0])} |", "|" + "---|" * len(table[0])]
         lines += [f"| {' | '.join(row)} |" for row in table[1:]]
     return "\n".join(lines) + "\n"

@@ -48,8 +48,10 @@ def tensor_bytes(m: LinearMap) -> bytes:
 def seal(m: LinearMap) -> LinearMap:
     """Return the map with the sha256 of its tensors in the card, from which its identity follows.
 
-    Raises UsageError for a map without a card, or with a card of other dimensions.
+    Raises UsageError for a map without a card, or with a card of other dimensions, and for one with a filter.
     """
+    if m.ask is not None or m.after is not None:
+        raise UsageError("a map and its filter are kept as two folders: save each by itself, and give both to migrate")
     if m.card is None:
         raise UsageError("a map without a card can't be identified: give it one with with_card()")
     told = (m.card.source.dim, m.card.target.dim)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from vecferry.aside import publish_payload, stage_payload
+from vecferry.compressing import FILTER, alone, compress, filter_of
 from vecferry.encoded import TrueRows
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.estimating import Estimate, estimate
@@ -37,8 +38,9 @@ BATCH = 8192
 def migrate(
     source: Any,
     destination: str | Path | Uri,
-    map: LinearMap | str | Path,
+    map: LinearMap | str | Path | None = None,
     *,
+    filter: LinearMap | str | Path | None = None,
     index: str | None = None,
     gate: str | Gate | None = None,
     slice: str | None = None,
@@ -64,6 +66,8 @@ def migrate(
 
     source         a store's address, an open reader, or an in-memory FAISS index
     map            a map of direction "document", or its folder; its hold-out is what the gate measures with
+    filter         a filter that every vector goes through behind the map, or its folder; without a map it shrinks the
+                   index in its own space. Queries have to go through it too, and the index records which it is
     index          a FAISS factory string; None for the source's own structure at the new dimension
     gate           "agreement@10>=0.35 and ..."; without one the report is made and nothing blocks
     slice          a payload column of the source, or of `slice_file`, a Parquet file with ids in the column `id`:
@@ -92,12 +96,19 @@ def migrate(
     device = choose_device(device)
     threads = threads or cpu_count()
     wanted = Gate.of(gate)
-    m = map if isinstance(map, LinearMap) else LinearMap.load(map)
-    card = card_of(m, "document")
+    if map is None and filter is None:
+        raise UsageError("nothing to migrate with: pass a map (--map), a filter (--filter), or both")
+    if filter is not None and encoded is not None:
+        raise UsageError(
+            "--encoded puts true vectors among translated ones, --filter has none of all dimensions: drop one"
+        )
+    f = None if filter is None else filter_of(filter)
     nothing = nullcontext()
     with opened(source) as reader, nothing if source_exact is None else opened(source_exact) as exact:
         if not reader.info.count:
             raise DataError(f"{reader.info.uri} is empty: there is nothing to migrate")
+        m = _route(map, f, reader, seed)
+        card = card_of(m, "document")
         holdout = _holdout(m, required=wanted is not None)
         slicing = Slicing.of(slice, slice_file, (reader,), wanted)
         warnings = check_source(reader, m, card, holdout, allow_lossy=allow_lossy)
@@ -204,6 +215,7 @@ class _Job:
             clock.append(time.perf_counter())
             published = measured.decision is None or measured.decision.passed
             facts = _facts(reader, plan) | {
+                "bytes": [reader.info.nbytes, info.nbytes],
                 "index": info.index,
                 "parameters": dict(info.parameters),
                 "read": tally.read,
@@ -269,6 +281,16 @@ def _report(facts: dict[str, Any], measured: Measured, warnings: tuple[str, ...]
     return Report(facts, measured.evaluation, measured.decision, warnings, timing, attribution=measured.attribution)
 
 
+def _route(map: LinearMap | str | Path | None, f: LinearMap | None, reader: Reader, seed: int) -> LinearMap:
+    """Return what carries the source's vectors: a map, a filter, or both in one."""
+    if map is None:
+        assert f is not None
+        return alone(f, reader, seed)
+    m = map if isinstance(map, LinearMap) else LinearMap.load(map)
+    card_of(m, "document")
+    return m if f is None else compress(m, f)
+
+
 def _holdout(m: LinearMap, *, required: bool) -> Holdout | None:
     """Return the map's hold-out; only a gate can't do without one."""
     try:
@@ -288,6 +310,7 @@ def _facts(reader: Reader, plan: Plan) -> dict[str, Any]:
         "source_model": provenance["source_model"],
         "target_model": provenance["target_model"],
         "map": provenance["map"],
+        "filter": provenance.get(FILTER, {}).get("sha256"),
         "dimensions": [reader.info.dim, plan.target.dim],
         "lossy": reader.info.lossy,
         "true_vectors": provenance.get("encoded", {}).get("rows"),

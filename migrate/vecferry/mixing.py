@@ -33,7 +33,7 @@ def measure_mix(
     def decided(outcome: str, message: str) -> Decision:
         return Decision(condition, (Judgement(condition, outcome, message),))  # type: ignore[arg-type]
 
-    way = absent or index_way(staged, held, metric, [])
+    way = absent or index_way(staged, held.ids, held.target[:1], metric, [])
     if isinstance(way, str) or bench.by_documents is None:
         reason = way if isinstance(way, str) else f"k = {k} needs more than {k} held-out documents"
         return (), decided("inconclusive", f"whether true vectors are found can't be measured: {reason}")

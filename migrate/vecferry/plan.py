@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from vecferry.compressing import provenance as filter_provenance
 from vecferry.encoded import TrueRows
 from vecferry.errors import UsageError
 from vecferry.linear import Card, LinearMap
@@ -93,6 +94,7 @@ def make_plan(
         "source_metric": info.metric,
         "source_lossy": info.lossy,
     }
+    provenance |= filter_provenance(m)
     if true is not None:
         provenance["encoded"] = dict(true.held_in.provenance) | {"rows": len(true)}
     rows = info.count or 0

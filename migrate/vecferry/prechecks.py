@@ -29,6 +29,11 @@ def card_of(m: LinearMap, direction: str) -> Card:
     """Return a map's card; raise IncompatibleError when there is none or the map goes the other way."""
     if m.card is None:
         raise IncompatibleError("the map has no card: make it with vecferry.fit, or give it one with with_card()")
+    if m.card.direction == "filter":
+        raise IncompatibleError(
+            f"{m.path or 'the map'} is a filter, which carries vectors of one model into fewer dimensions: pass it "
+            "with --filter"
+        )
     if m.card.direction != direction:
         ways = {"document": "old documents into the new space", "query": "new queries into the old space"}
         raise IncompatibleError(
@@ -135,7 +140,9 @@ def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:
         raise IncompatibleError(f"{info.uri} is in the space {card.space!r} already, where the map leads")
     if info.space is not None and card.source.space is not None and info.space != card.source.space:
         raise IncompatibleError(f"{info.uri} is in the space {info.space!r}, the map takes {card.source.space!r}")
-    if m.d_in != m.d_out or (m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file())):
+    if card.direction == "filter" or m.d_in != m.d_out:
+        return
+    if m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file()):
         return
     held = holdout_of(m)
     to_old = card.direction == "query"
@@ -152,7 +159,9 @@ def check_taken(vectors: Reader, m: LinearMap, card: Card) -> None:
 
 def check_new(vectors: Reader, m: LinearMap) -> None:
     """Refuse the old model's documents or queries where the new one's are compared, by rows that were held out."""
-    if m.d_in != m.d_out or (m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file())):
+    if m.d_in != m.d_asked or not m.changes_model:
+        return
+    if m.holdout is None and (m.path is None or not (m.path / HOLDOUT).is_file()):
         return
     held = holdout_of(m)
     for ids, old in ((held.ids, held.source), (held.query_ids, held.source_queries)):

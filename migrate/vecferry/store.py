@@ -125,6 +125,7 @@ class Provenance(TypedDict, total=False):
     source_metric: str | None
     source_lossy: bool | None
     encoded: dict[str, int]
+    filter: dict[str, Any]
 
 
 class Reader(Protocol):

@@ -52,6 +52,7 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
     Ids and payload stay. Raises UsageError for an output that exists, BadRowsError for rows that can't be mapped, and
     IncompatibleError for vectors of the side that the map leads to.
     """
+    from vecferry.compressing import of_space
     from vecferry.kernel import cpu_count, kernel
     from vecferry.plan import make_plan
     from vecferry.prechecks import check_payload, check_taken
@@ -64,6 +65,9 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
     with opened(vectors) as reader:
         if m.card is None:
             raise UsageError("the map has no card: give it one with with_card()")
+        if m.card.direction == "filter":
+            m = of_space(m, reader.info)
+        assert m.card is not None
         check_taken(reader, m, m.card)
         plan = make_plan(reader, output, m, m.card)
         threads = cpu_count()

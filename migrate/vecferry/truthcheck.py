@@ -98,16 +98,18 @@ def evaluate_with_truth(
     slicing: Slicing | None,
     k: int,
     seed: int,
+    ask: LinearMap | None = None,
 ) -> tuple[Evaluation, tuple[Loss, ...]]:
     """Search the index among all its documents, and judge what it finds by one pass over the `true` vectors.
 
     Returns the rows "as indexed" and "re-embedded", and what is lost to what, as far as that can be told without the
-    source. Without queries, `STAND_INS` documents stand in. Raises IncompatibleError for stores of other spaces,
+    source. Without queries, `STAND_INS` documents stand in. An index of filtered vectors is asked through the filter
+    `ask`, and compared with true vectors that aren't filtered. Raises IncompatibleError for stores of other spaces,
     DataError for stores of other documents, BadRowsError for true vectors that can't be used.
     """
     notes: list[str] = []
     ks = tuple(sorted({k} | (gate.ks if gate is not None else set())))
-    same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}")
+    same_space(index, true.info.space, true.info.dim, f"the truth {true.info.uri}", ask)
     count = _same_ids(index, true)
     for condition in gate.conditions if gate is not None else ():
         if condition.size not in (None, count):
@@ -124,11 +126,12 @@ def evaluate_with_truth(
         vectors = BadRows(optional=False).take(true, own).vectors
     top = ks[-1] + (own is not None)
     require_k(top, count)
-    found, indexed = search_or_scan(index, vectors, top, metric)
+    through = vectors if ask is None else ask.apply(vectors)
+    found, indexed = search_or_scan(index, through, top, metric)
     ways = [_in_truth(index, true, found)]
     if indexed and index.info.index not in FLAT:
         blocks, ranking = (batch.vectors for batch in index.read(BATCH)), own_metric(index.info, metric)
-        ways.append(_in_truth(index, true, topk(as_asked(vectors, metric), blocks, top, ranking)[0]))
+        ways.append(_in_truth(index, true, topk(as_asked(through, metric), blocks, top, ranking)[0]))
     exact, scores = judge(_sound(true), vectors, np.concatenate(ways, axis=1), top, metric)
     best, nearest = exact.scores, exact.places
     judged = np.split(scores, len(ways), axis=1)
@@ -150,7 +153,7 @@ def evaluate_with_truth(
     sweep: tuple[Curve, ...] = ()
     if indexed:
         rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:OVERLAP_QUERIES])
-        overlap = index_overlap(index, vectors[rows], ks, metric)
+        overlap = index_overlap(index, through[rows], ks, metric)
         values = {("index-overlap", k): v for k, v in overlap.values.items()}
         sweep = overlap.curves(k, seed=seed)
         per_query.append(PerQuery.of(names.take(pa.array(rows)), vectors[rows], values))
