@@ -1,8 +1,9 @@
 """Fork a process for each command of vecferry that is asked for, and tell which phase it is in.
 
-Reads one JSON list [arguments, file for stderr, largest file, powers] a line; writes `pid N`, `+phase TIME` and
-`-phase TIME` as phases begin and end, and `exit CODE`. Every child is a process of its own, to be killed as such; the
-imports are done only once. Checkpoints are small, so that a kill finds the stage in all of its states.
+Reads one JSON list [arguments, file for stderr, largest file, powers, phase to hold] a line; writes `pid N`,
+`+phase TIME` and `-phase TIME` as phases begin and end, and `exit CODE`. Every child is a process of its own, to be
+killed as such; the imports are done only once. Checkpoints are small, so that a kill finds the stage in all of its
+states.
 """
 
 import ctypes
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import vecferry.migration as migration
@@ -26,6 +28,8 @@ from vecferry.cli import cli
 from vecferry.store import adapters, load
 
 NEWS = os.dup(1)
+held: dict[str, Path] = {}
+"""A phase that doesn't begin as long as there is a file."""
 
 
 def tell(text: str) -> None:
@@ -38,6 +42,8 @@ def marked(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
         tell(f"+{phase} {time.perf_counter()}")
+        while held.get(phase) is not None and held[phase].exists():
+            time.sleep(0.001)
         try:
             return function(*args, **options)
         finally:
@@ -88,8 +94,10 @@ def obey_permissions() -> None:
     assert libc.capset(header, sets) == 0
 
 
-def run(arguments: list[str], errors: str, largest: int | None, powers: bool) -> None:
+def run(arguments: list[str], errors: str, largest: int | None, powers: bool, hold: str | None) -> None:
     """Be the command, to the end of the process."""
+    if hold is not None:
+        held[hold] = Path(f"{errors}.hold")
     if largest is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
     if not powers:

@@ -131,6 +131,19 @@ class Run:
         return tuple(sorted(+self.open))
 
     @property
+    def held(self) -> Path:
+        """The file that holds it."""
+        return self.errors.with_name(f"{self.errors.name}.hold")
+
+    def wait_held(self, phase: str) -> None:
+        """Wait until it stands at the phase that it was told to hold at."""
+        assert self.until(phase, 1), self.stderr
+
+    def release(self) -> None:
+        """Let it go on."""
+        self.held.unlink()
+
+    @property
     def stderr(self) -> str:
         return self.errors.read_text(encoding="utf-8")
 
@@ -145,12 +158,19 @@ class Server:
             [sys.executable, str(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
 
-    def start(self, arguments: list[str], *, largest: int | None = None, powers: bool = True) -> Run:
-        """Begin a command: with files of at most `largest` bytes, without root's `powers` over permissions."""
+    def start(
+        self, arguments: list[str], *, largest: int | None = None, powers: bool = True, hold: str | None = None
+    ) -> Run:
+        """Begin a command: with files of at most `largest` bytes, without root's `powers` over permissions.
+
+        It waits at the begin of the phase `hold`, until `release`.
+        """
         self._count += 1
         run = Run(self, self._folder / f"stderr-{os.getpid()}-{self._count}")
+        if hold is not None:
+            run.held.touch()
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([arguments, str(run.errors), largest, powers]) + "\n")
+        self._process.stdin.write(json.dumps([arguments, str(run.errors), largest, powers, hold]) + "\n")
         self._process.stdin.flush()
         return run
 

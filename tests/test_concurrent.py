@@ -1,8 +1,6 @@
 """Two migrations into one target at once: one works, the other says who does; a dead owner's stage is taken over."""
 
-import os
 import re
-import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +32,8 @@ def test_the_second_says_who_works_and_hurts_nothing(
 ) -> None:
     c = campaigns[kind]
     folder = c.fresh(tmp_path / "run", over=True)
-    first = servers[0].start(c.command(folder, True))
-    assert first.until(phase, 1)
-    os.kill(first.pid, signal.SIGSTOP)
+    first = servers[0].start(c.command(folder, True), hold=phase)
+    first.wait_held(phase)
     try:
         before = contents(folder)
         for more in ((), ("--resume",)):
@@ -49,7 +46,7 @@ def test_the_second_says_who_works_and_hurts_nothing(
             assert re.fullmatch(told + "or stop it\n", second.stderr), second.stderr
         assert contents(folder) == before
     finally:
-        os.kill(first.pid, signal.SIGCONT)
+        first.release()
     assert first.end() == 0, first.stderr
     assert c.is_undisturbed(folder, over=True)
 
