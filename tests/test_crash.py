@@ -289,6 +289,17 @@ def test_a_finished_migration_writes_the_payload_that_is_asked_for_now(
     ]
 
 
+def test_transform_leaves_nothing_where_its_file_may_not_grow(
+    campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
+) -> None:
+    job = campaign("flat").job
+    output = tmp_path / "new.parquet"
+    command = ["transform", str(job.source), "--map", str(job.folder / "map"), "-o", str(output)]
+    run = server.finish(command, largest=50_000)
+    check_stopped(run, 3, f"{output} was not written (", "File too large", "put that right, and start again")
+    assert list(tmp_path.iterdir()) == []
+
+
 LOSING = """
 import os, signal, sys, time
 import vecferry, vecferry.cli as cli, vecferry.signals as signals

@@ -82,9 +82,9 @@ def transform_store(vectors: str, map: LinearMap | str | Path, output: str) -> i
                 writer.commit()
             except BaseException as error:
                 writer.abort()
-                if isinstance(error, StoppedError):
+                if isinstance(error, StoppedError):  # of a writer, because of what the system said
                     raise DataError(
-                        f"{output} was not written, its disk is full: make room, and start again"
+                        f"{output} was not written ({error.__cause__}): put that right, and start again"
                     ) from error
                 raise
         return tally.written
