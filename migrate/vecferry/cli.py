@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 import unicodedata
@@ -16,10 +17,12 @@ import click
 import vecferry
 from vecferry.errors import DataError, StoppedError, VecferryError
 from vecferry.options import (
+    ENCODER,
     allow_lossy,
     as_json,
     bad_rows,
     duplicates,
+    encoder,
     gate,
     metric,
     mixing,
@@ -154,10 +157,45 @@ def sample(
     click.echo(drawn.table())
     lossy = " --allow-lossy" if drawn.lossy else ""
     click.echo(
-        f"next: encode the texts of these ids with the new model (a store of ids and vectors: VECTORS), then: "
+        f"next: encode the texts of these ids with the new model (`vecferry encode`, or a store of ids and vectors: "
+        f"VECTORS), then: "
         f"vecferry fit --source {source} --target VECTORS --sample {output}{lossy} -o MAP",
         err=True,
     )
+
+
+@cli.command()
+@click.argument("texts")
+@click.option(
+    "--model", required=True, help="A folder, a .gguf file or a name on the hub; or the server's name for it."
+)
+@encoder
+@click.option(
+    "--side",
+    type=click.Choice(["document", "query"]),
+    default="document",
+    show_default=True,
+    help="Whose prompt the texts are given.",
+)
+@click.option("--id", help="Column of the ids; by default one of the usual names, or numbers from 0.")
+@click.option("--text", help="Column of the texts; by default one of the usual names, or the only one that fits.")
+@click.option("--batch-size", type=click.IntRange(min=1), default=32, show_default=True, help="Texts run together.")
+@bad_rows
+@click.option("-o", "--output", required=True, help="New folder for the vectors, in Parquet.")
+@as_json
+def encode(texts: str, model: str, output: str, as_json: bool, **arguments: Any) -> None:
+    """Encode TEXTS (Parquet, JSON lines, or one text a line) into a store of vectors that knows its space.
+
+    Say the prompts of both sides whichever is encoded: they make one space. Stopped, the same command goes on.
+    """
+    given = chosen(arguments)
+    result = vecferry.encode(texts, vecferry.load_encoder(model, **given), output, progress=True, **arguments)
+    show(result, as_json)
+
+
+def chosen(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of an encoder that were given out of a command's arguments."""
+    return {name: value for name in ENCODER if (value := arguments.pop(name)) not in (None, ())}
 
 
 @cli.command()
@@ -318,7 +356,8 @@ def transform(vectors: str, map_folder: Path, output: str) -> None:
 @click.option("--budget", type=click.IntRange(min=1), help="Texts to encode at most.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder of true vectors; made if it isn't there.")
 @click.option("--texts", help="Parquet files with columns id and text.")
-@click.option("--encode", help="The new model, as MODULE:FUNCTION from a list of texts to vectors.")
+@click.option("--encode", help="The new model as `encode --model` takes it, or MODULE:FUNCTION from texts to vectors.")
+@encoder
 @click.option("-c", "c", type=click.IntRange(min=1), default=200, show_default=True, help="Candidates of each query.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Parquet file for what to encode elsewhere.")
 @click.option("--add", "vectors", help="Store of true vectors to add to the cache, instead of all this.")
@@ -332,6 +371,9 @@ def warm(
     then put the vectors into the cache with --add.
     """
     log = [name for name in ("queries", "budget") if arguments[name] is not None]
+    given = chosen(arguments)
+    if given and encode is None:
+        raise vecferry.UsageError(f"--{min(given).replace('_', '-')} goes with --encode MODEL")
     if vectors is not None:
         if log or encode or arguments["output"] or arguments["cache"] is None:
             raise vecferry.UsageError("--add takes --map and --cache, and no other option")
@@ -342,14 +384,28 @@ def warm(
         raise vecferry.UsageError(
             "warm needs --queries and --budget; or --add, for vectors that were encoded elsewhere"
         )
-    function = None if encode is None else load_function(encode)
-    result = vecferry.warm(index, map_folder, encode=function, progress=True, **arguments)
+    model = None if encode is None else load_model(encode, given)
+    result = vecferry.warm(index, map_folder, encode=model, progress=True, **arguments)
     show(result, as_json)
     if result.output is not None:
         cache = arguments["cache"] or "CACHE"
         click.echo(
             f"next: encode them, then: vecferry warm {index} --map {map_folder} --cache {cache} --add VECTORS", err=True
         )
+
+
+def load_model(name: str, given: dict[str, Any]) -> Any:
+    """Return the function MODULE:FUNCTION, or the encoder of that name."""
+    if "endpoint" in given:
+        return vecferry.load_encoder(name, **given)
+    if not re.fullmatch(r"[\w.]+:\w+", name):
+        try:
+            return vecferry.load_encoder(name, **given)
+        except vecferry.UsageError as error:
+            raise vecferry.UsageError(f"--encode {name}: {error}; a function is named as MODULE:FUNCTION") from error
+    if given:
+        raise vecferry.UsageError(f"--{min(given).replace('_', '-')} is for a model, --encode {name} is a function")
+    return load_function(name)
 
 
 def load_function(name: str) -> Callable[[list[str]], Any]:

@@ -114,3 +114,49 @@ outputs = together(
     click.option("--junit", type=click.Path(path_type=Path), help="File for the verdict as JUnit XML."),
     click.option("--html", type=click.Path(path_type=Path), help="File for the report as one self-contained page."),
 )
+encoder = together(
+    click.option(
+        "--prompt",
+        multiple=True,
+        help="What texts are put into: a template with {text}, or promptEOL, promptEOL-mistral, promptEOL-original, "
+        "echo or e5; the vectors of several are averaged.",
+    ),
+    click.option("--query-prompt", multiple=True, help="The same for queries, where theirs is another."),
+    click.option(
+        "--pooling",
+        type=click.Choice(["cls", "mean", "last", "echo"]),
+        help="How tokens become one vector; the model's or the prompt's own way by default.",
+    ),
+    click.option("--normalize/--no-normalize", default=None, help="Divide vectors by their length; as the model does."),
+    click.option(
+        "--max-length", type=click.IntRange(min=1), help="Tokens of a text at most; 512 or the model's limit."
+    ),
+    click.option("--revision", help="Revision on the hub, or what to call the weights that a server has."),
+    click.option("--name", help="Name of the model in the space's; the folder's or the hub's by default."),
+    click.option(
+        "--precision",
+        type=click.Choice(["auto", "float32", "bfloat16"]),
+        help="What decoders calculate in; auto is bfloat16 where the machine has it.",
+    ),
+    click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where the model runs."),
+    click.option("--endpoint", help="Address of an OpenAI-compatible server that has the model, up to its /v1."),
+    click.option("--key-variable", help="Environment variable that holds the server's key; OPENAI_API_KEY by default."),
+    click.option(
+        "--requests-per-minute", type=click.FloatRange(min=0, min_open=True), help="Pace to keep with a server."
+    ),
+)
+ENCODER = (
+    "prompt",
+    "query_prompt",
+    "pooling",
+    "normalize",
+    "max_length",
+    "revision",
+    "name",
+    "precision",
+    "device",
+    "endpoint",
+    "key_variable",
+    "requests_per_minute",
+)
+"""What the options of `encoder` are called as arguments of `vecferry.load_encoder`."""

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from vecferry.batch import Floats, faulty
 from vecferry.cascade import CANDIDATES, TEXTS, Cascade, Encode
+from vecferry.encoders.contract import Encoder
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.linear import LinearMap
 from vecferry.lookup import Texts, texts_of
@@ -66,7 +67,7 @@ def warm(
     queries: str | Uri | Reader | Any,
     budget: int,
     *,
-    encode: Encode | None = None,
+    encode: Encode | Encoder | None = None,
     texts: Texts | None = None,
     cache: str | Path | None = None,
     output: str | Path | None = None,

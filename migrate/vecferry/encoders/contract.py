@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from vecferry.encoders.prompts import Prompt, TextSide
 from vecferry.linear import Floats
@@ -15,6 +15,7 @@ Text = str | Sequence[str]
 """A text, or several wordings of one (paraphrases, as in GenEOL, arXiv 2410.14635), whose vectors are averaged."""
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """Turn texts into vectors of one space.
 
