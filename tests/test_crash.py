@@ -100,7 +100,7 @@ def test_a_second_signal_ends_it_at_once(campaign: Callable[[str], Campaign], se
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows"), [("flat", 0.6), ("ivf", 1.0), ("hnsw", 1.0), ("parquet", 0.1)]
+    ("kind", "rows"), [("flat", 0.6), ("npy", 0.6), ("ivf", 1.0), ("hnsw", 1.0), ("parquet", 0.1)]
 )  # a built index is larger than its rows: it is the index that doesn't fit
 def test_a_file_that_may_not_grow_is_a_resumable_stop(
     kind: str, rows: float, campaign: Callable[[str], Campaign], server: Server, tmp_path: Path
@@ -138,7 +138,7 @@ def fill(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "phase"),
-    [("flat", "stage"), ("flat", "publish"), ("ivf", "build"), ("hnsw", "stage"), ("parquet", "stage")],
+    [("flat", "stage"), ("flat", "publish"), ("ivf", "build"), ("npy", "stage"), ("parquet", "stage")],
 )
 def test_a_full_disk_is_a_resumable_stop(
     kind: str, phase: str, campaign: Callable[[str], Campaign], server: Server, small_disk: Path
