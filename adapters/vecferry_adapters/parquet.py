@@ -12,9 +12,6 @@ A written folder holds `part-00000.parquet`, ... and `_vecferry.json`, which say
 
 from __future__ import annotations
 
-import contextlib
-import glob
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,49 +19,23 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from vecferry.batch import Cursor, Floats, VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, UnsupportedError, UsageError
 from vecferry.store import StoreInfo, Uri, find, require_all
 from vecferry_adapters._parquet_columns import find_ids, find_vectors, plain_batch, plain_schema, without
+from vecferry_adapters._parquet_file import check_codes, check_ends, find_files, has_magic, reading
 from vecferry_adapters._parquet_writer import ParquetWriter
 from vecferry_adapters._rows import MANIFEST, Manifest, read_manifest, speaks_of
 from vecferry_adapters._staging import swap_back
 
 KIND = "parquet"
-MAGIC = b"PAR1"
-BUFFER = 1 << 20
-"""Bytes read at a time from a column: unless told so, pyarrow reads whole column chunks, however large."""
-
-
-def _has_magic(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == MAGIC
-    except PermissionError:
-        raise  # to be told: not being allowed to look is no answer
-    except OSError:
-        return False
-
-
-def _files(path: str) -> list[Path]:
-    """Return the Parquet files at a path, a folder or a glob, sorted; what is hidden or starts with _ is no part."""
-    root = Path(path)
-    if root.is_dir():
-        found = list(root.iterdir())
-    elif root.exists():
-        return [root]
-    else:
-        found = [Path(p) for p in glob.glob(path, recursive=True)] if glob.has_magic(path) else []  # noqa: PTH207
-    shown = sorted(p for p in found if p.name[0] not in "_." and p.is_file())
-    return [p for p in shown if p.suffix == ".parquet" or _has_magic(p)]
 
 
 def sniff(path: Path) -> bool:
     """Say whether a file starts as Parquet files do, or a folder or glob has such files."""
-    return any(_has_magic(p) for p in _files(str(path)))
+    return any(has_magic(p) for p in find_files(str(path)))
 
 
 def open_reader(uri: Uri) -> ParquetReader:
@@ -82,25 +53,13 @@ def rollback(uri: Uri) -> str:
     return str(swap_back(Path(uri.path)))
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
-            yield file
-    except (OSError, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno:  # of the system, not of what is in the file: it may come back
-            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {reason}") from error
-
-
 class ParquetReader:
     """Read Parquet files, one after the other, in bounded memory."""
 
     def __init__(self, uri: Uri) -> None:
         uri.require("vector", "id", "dtype")
         self._uri = uri
-        self._files = _files(uri.path)
+        self._files = find_files(uri.path)
         if not self._files:
             raise UsageError(f"{uri}: no Parquet files there; for files in subfolders say '{uri.path}/**/*.parquet'")
         self._groups: list[list[int]] = []  # rows of each row group of each file
@@ -137,8 +96,8 @@ class ParquetReader:
         """Return the schema that all files share, and note their row groups."""
         first: pa.Schema = None
         for path in self._files:
-            _check_ends(path)
-            with _reading(path) as file:
+            check_ends(path)
+            with reading(path) as file:
                 meta, schema = file.metadata, plain_schema(file.schema_arrow)
                 groups = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
             if min(groups, default=0) < 0 or sum(groups) != meta.num_rows:
@@ -205,14 +164,14 @@ class ParquetReader:
             first = int(np.searchsorted(ends, start, side="right"))
             skip = start - (int(ends[first - 1]) if first else 0)
             start = 0
-            with _reading(path) as file:
+            with reading(path) as file:
                 wanted = range(first, len(groups))
                 told, found = sum(groups[first:]), 0
                 for batch in file.iter_batches(batch_size=size, row_groups=wanted, columns=columns):
                     found += len(batch)
                     if found > told:
                         break
-                    _check_codes(batch, path)
+                    check_codes(batch, path)
                     if skip < len(batch):
                         yield plain_batch(batch.slice(skip) if skip else batch)
                     skip = max(0, skip - len(batch))
@@ -309,27 +268,3 @@ class ParquetReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
-
-
-def _check_codes(batch: pa.RecordBatch, path: Path) -> None:
-    """Raise DataError for a column with a dictionary whose codes lead out of it; pyarrow itself doesn't look."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if "dictionary<" in str(column.type):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as error:
-                raise DataError(f"{path} is damaged: its column {name} holds {error}") from error
-
-
-def _check_ends(path: Path) -> None:
-    """Raise DataError for what isn't Parquet from end to end: truncated, something behind it, another type."""
-    with path.open("rb") as file:
-        head = file.read(4)
-        file.seek(max(0, path.stat().st_size - 4))
-        tail = file.read(4)
-    if tail == b"PARE":
-        raise DataError(f"{path} is encrypted, which vecferry can't read: decrypt it first")
-    if head != MAGIC:
-        raise DataError(f"{path} is not a Parquet file: it doesn't start with {MAGIC.decode()}")
-    if tail != MAGIC:
-        raise DataError(f"{path} is cut short or has something behind its end: it doesn't end with {MAGIC.decode()}")

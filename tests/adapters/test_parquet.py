@@ -20,7 +20,7 @@ from vecferry import store
 from vecferry.batch import VectorBatch, concat
 from vecferry.errors import BadRowsError, DataError, StoppedError, UsageError
 from vecferry.testing import ID_TYPES, AdapterSuite, ReaderSuite, contents, cut
-from vecferry_adapters import _parquet_writer
+from vecferry_adapters import _parquet_file, _parquet_writer
 
 
 def table_of(rows: VectorBatch, vectors: pa.Array, name: str = "emb", field: pa.Field | None = None) -> pa.Table:
@@ -368,11 +368,9 @@ def test_damaged_files_are_refused(tmp_path: Path, rows: VectorBatch) -> None:
 
 
 def test_of_a_reason_of_many_lines_the_first_is_told(tmp_path: Path) -> None:
-    from vecferry_adapters import parquet
-
     with (
         pytest.raises(DataError, match=r"incomplete: no such page$"),
-        parquet._reading(Path(column(tmp_path, fixed(np.ones((2, 2), np.float32))))),
+        _parquet_file.reading(Path(column(tmp_path, fixed(np.ones((2, 2), np.float32))))),
     ):
         raise pa.ArrowInvalid("no such page\nIn page.cc, line 7, code: read()\n")
 
