@@ -167,6 +167,8 @@ def test_check_tells_a_worse_index_from_the_same_one(truth: bool, rows: Any, tmp
     path = tmp_path / "report.json"
     path.write_text(json.dumps(run(0).to_json(), indent=2))
     assert path.stat().st_size < 45_000
+    with pytest.raises(UsageError, match="--max-drop goes with --baseline"):
+        run(0, max_drop=0.001)
     again = run(0, baseline=path, max_drop=0.001)
     assert again.passed
     assert again.decision is not None

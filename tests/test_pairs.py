@@ -253,3 +253,10 @@ def test_queries_of_another_dimension_or_twice_are_refused(rows: Any) -> None:
         read_queries(rows([1, 1, 2], NEW[:3]), None, (6, 4), BadRows())
     with pytest.raises(UsageError, match="numbers its 3 rows"):
         read_queries(rows(None, NEW[:3]), rows(None, OLD[:4]), (6, 4), BadRows())
+
+
+def test_a_target_without_rows_is_called_that(rows: Any) -> None:
+    source, _ = stores(rows)
+    _, empty = stores(rows, target_ids=pa.array([], pa.int64()), new=NEW[:0])
+    with pytest.raises(DataError, match="no usable pair is left between .*TGT: there are no rows"):
+        join(source, empty, BadRows())

@@ -37,7 +37,7 @@ def check(
     slice_file: str | Path | None = None,
     source_exact: str | Uri | Reader | Any | None = None,
     baseline: Report | str | Path | None = None,
-    max_drop: float = MAX_DROP,
+    max_drop: float | None = None,
     k: int = 10,
     seed: int = 0,
 ) -> Report:
@@ -64,6 +64,9 @@ def check(
     if map is None and truth is None:
         raise UsageError("nothing to compare with: pass a map (--map) or a store of true vectors (--truth)")
     wanted = Gate.of(gate)
+    if max_drop is not None and baseline is None:
+        raise UsageError("--max-drop goes with --baseline: there is no earlier report to have dropped from")
+    max_drop = MAX_DROP if max_drop is None else max_drop
     before = None if baseline is None else load_baseline(baseline, max_drop)
     m = map if map is None or isinstance(map, LinearMap) else LinearMap.load(map)
     if m is not None and m.card is not None:

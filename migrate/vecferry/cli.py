@@ -15,6 +15,7 @@ from typing import Any, Literal
 import click
 
 import vecferry
+from vecferry.cli_filters import filter_command, lens, spectrum
 from vecferry.errors import DataError, StoppedError, VecferryError
 from vecferry.options import (
     ENCODER,
@@ -24,6 +25,7 @@ from vecferry.options import (
     duplicates,
     encoder,
     gate,
+    index_filter,
     metric,
     mixing,
     outputs,
@@ -261,7 +263,10 @@ def fit(output: Path, as_json: bool, **arguments: Any) -> None:
 @cli.command()
 @click.argument("source")
 @click.argument("destination")
-@click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), help="The map's folder.")
+@click.option(
+    "--filter", type=click.Path(path_type=Path), help="A filter's folder: compress; without --map in its own space."
+)
 @click.option("--index", help="FAISS factory string of the target; the source's own structure by default.")
 @gate
 @click.option(
@@ -290,7 +295,7 @@ def fit(output: Path, as_json: bool, **arguments: Any) -> None:
 def migrate(
     source: str,
     destination: str,
-    map_folder: Path,
+    map_folder: Path | None,
     junit: Path | None,
     html: Path | None,
     as_json: bool,
@@ -311,6 +316,7 @@ def migrate(
 @cli.command()
 @click.argument("destination")
 @click.option("--map", "map_folder", type=click.Path(path_type=Path), help="The map's folder: measure on its hold-out.")
+@index_filter
 @click.option("--truth", help="Store of the whole corpus encoded by the new model: measure at full size.")
 @queries
 @gate
@@ -319,7 +325,7 @@ def migrate(
     "--baseline", type=click.Path(path_type=Path), help="Earlier report (--json) that the index must be as good as."
 )
 @click.option(
-    "--max-drop", default=0.01, show_default=True, help="How far the gate's metrics may drop below the baseline's."
+    "--max-drop", type=float, help="How far the gate's metrics may drop below the baseline's.  [default: 0.01]"
 )
 @seed
 @outputs
@@ -351,7 +357,8 @@ def transform(vectors: str, map_folder: Path, output: str) -> None:
 
 @cli.command()
 @click.argument("index")
-@click.option("--map", "map_folder", type=click.Path(path_type=Path), required=True, help="The map's folder.")
+@click.option("--map", "map_folder", type=click.Path(path_type=Path), help="The map's folder.")
+@index_filter
 @click.option("--queries", help="The query log: a store of query vectors by the new model, repeated as they came.")
 @click.option("--budget", type=click.IntRange(min=1), help="Texts to encode at most.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder of true vectors; made if it isn't there.")
@@ -363,7 +370,7 @@ def transform(vectors: str, map_folder: Path, output: str) -> None:
 @click.option("--add", "vectors", help="Store of true vectors to add to the cache, instead of all this.")
 @as_json
 def warm(
-    index: str, map_folder: Path, vectors: str | None, encode: str | None, as_json: bool, **arguments: Any
+    index: str, map_folder: Path | None, vectors: str | None, encode: str | None, as_json: bool, **arguments: Any
 ) -> None:
     """Encode the documents that a query log needs most, into the cache of a cascade.
 
@@ -376,8 +383,8 @@ def warm(
         raise vecferry.UsageError(f"--{min(given).replace('_', '-')} goes with --encode MODEL")
     if vectors is not None:
         if log or encode or arguments["output"] or arguments["cache"] is None:
-            raise vecferry.UsageError("--add takes --map and --cache, and no other option")
-        with vecferry.Cascade(index, map_folder, cache=arguments["cache"]) as cascade:
+            raise vecferry.UsageError("--add takes --map, --filter and --cache, and no other option")
+        with vecferry.Cascade(index, map_folder, cache=arguments["cache"], filter=arguments["filter"]) as cascade:
             click.echo(f"{cascade.add(vectors):,} vectors added to {arguments['cache']}", err=True)
         return
     if len(log) < 2:
@@ -389,8 +396,11 @@ def warm(
     show(result, as_json)
     if result.output is not None:
         cache = arguments["cache"] or "CACHE"
+        made = [
+            f"--{name} {folder}" for name, folder in (("map", map_folder), ("filter", arguments["filter"])) if folder
+        ]
         click.echo(
-            f"next: encode them, then: vecferry warm {index} --map {map_folder} --cache {cache} --add VECTORS", err=True
+            f"next: encode them, then: vecferry warm {index} {' '.join(made)} --cache {cache} --add VECTORS", err=True
         )
 
 
@@ -432,3 +442,8 @@ def load_function(name: str) -> Callable[[list[str]], Any]:
 def rollback(destination: str) -> None:
     """Swap a migrated index with the one it replaced (DST.bak)."""
     click.echo(f"{destination} is the old index again; the new one is {vecferry.rollback(destination)}")
+
+
+cli.add_command(filter_command)
+cli.add_command(lens)
+cli.add_command(spectrum)

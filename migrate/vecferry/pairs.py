@@ -165,7 +165,8 @@ def join(source: Reader, target: Reader, bad: BadRows, drawn: Callable[[pa.Array
     if len(old) < len(rows):
         rows = rows.take(np.flatnonzero(np.isin(id_keys(rows.ids), id_keys(old.ids))))
     if not len(rows):
-        raise DataError(f"no usable pair is left between {where} and {target.info.uri}: {bad.skipped}")
+        why = ", ".join(f"{count:,} {fault}" for fault, count in bad.skipped.items()) or "there are no rows"
+        raise DataError(f"no usable pair is left between {where} and {target.info.uri}: {why}")
     if source.info.dim == target.info.dim:
         same = int((old.vectors == rows.vectors).all(axis=1).sum())
         if same > len(rows) / 2:

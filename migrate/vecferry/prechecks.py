@@ -185,7 +185,8 @@ def _alike(vectors: Reader, ids: pa.Array, held: Floats | None) -> tuple[int, in
     if not len(known):
         return 0, 0
     here, there = vectors.take(probes.take(pa.array(known))).vectors, held[:PROBED][known]
-    same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):  # what can't be used is refused by whoever reads it for use
+        same = np.linalg.norm(here - there, axis=1) <= 1e-2 * np.linalg.norm(there, axis=1)
     return int(same.sum()), len(known)
 
 
