@@ -50,7 +50,8 @@ ORDER = [
     ["migration", "transforming", "testing", "cascade", "encoding"],
     ["warming"],
     ["outputs"],
-    ["demo", "cli"],
+    ["lens", "spectroscopy"],
+    ["demo", "cli", "cli_filters"],
 ]
 LEVEL = {name: i for i, names in enumerate(ORDER) for name in names}
 HEAVY = ("faiss", "torch", "transformers", "scipy")

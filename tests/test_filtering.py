@@ -299,3 +299,67 @@ def test_a_filters_card_cannot_be_edited_into_a_maps(place: Path, tmp_path: Path
     (tmp_path / "edited" / "card.json").write_text(json.dumps(card | {"direction": "document"}))
     with pytest.raises(DataError, match="edited"):
         LinearMap.load(tmp_path / "edited")
+
+
+def test_a_cascade_finds_through_the_filter_and_ranks_by_all_dimensions(place: Path, tmp_path: Path) -> None:
+    vecferry.migrate(place / "old.parquet", tmp_path / "index", place / "map", filter=place / "pca")
+    q, y = (np.stack(pq.read_table(place / f"{n}.parquet")["vector"].to_numpy()) for n in ("queries", "new"))
+    m, f = LinearMap.load(place / "map"), LinearMap.load(place / "pca")
+    x = np.stack(pq.read_table(place / "old.parquet")["vector"].to_numpy())
+    candidates = nearest(f.apply(q[:20]), f.apply(m.apply(x)), 50)
+    with vecferry.Cascade(
+        tmp_path / "index", place / "map", cache=place / "new.parquet", filter=place / "pca"
+    ) as cascade:
+        found, _ = cascade.search(q[:20], k=10, c=50)
+    for i, among in enumerate(candidates):
+        assert found[i].tolist() == among[np.argsort(-(y[among] @ q[i]), kind="stable")[:10]].tolist()
+    with pytest.raises(IncompatibleError, match="pass --filter"):
+        vecferry.Cascade(tmp_path / "index", place / "map", cache=place / "new.parquet")
+
+
+def test_a_cascade_needs_no_map_where_the_model_is_the_same(place: Path, tmp_path: Path) -> None:
+    vecferry.migrate(place / "new.parquet", tmp_path / "small", filter=place / "pca")
+    q, y = (np.stack(pq.read_table(place / f"{n}.parquet")["vector"].to_numpy()) for n in ("queries", "new"))
+    with vecferry.Cascade(tmp_path / "small", cache=tmp_path / "cache", filter=place / "pca") as cascade:
+        assert cascade.add(place / "new.parquet") == 1500
+        found, _ = cascade.search(q, k=10, c=1500)
+    assert found.tolist() == nearest(q, y).tolist()
+    vecferry.migrate(place / "old.parquet", tmp_path / "index", place / "map")
+    with pytest.raises(UsageError, match="takes the map"):
+        vecferry.Cascade(tmp_path / "index", cache=place / "new.parquet")
+
+
+def test_the_commands_do_the_whole_job(place: Path, tmp_path: Path) -> None:
+    given = ("--store", place / "new.parquet", "--queries", place / "queries.parquet")
+    code, out, err = run("filter", "--model", place / "llm", "--tau", 4, *given, "-o", tmp_path / "f", "--json")
+    assert code == 0, err
+    assert json.loads(out)["solver"] == "pca"
+    made = ("--map", place / "map", "--filter", tmp_path / "f")
+    gate = ("--gate", "agreement@10>=0.99")
+    code, _, err = run("migrate", place / "old.parquet", tmp_path / "index", *made, *gate)
+    assert code == 1, err
+    code, out, err = run("migrate", place / "old.parquet", tmp_path / "index", *made, "--resume", "--json")
+    assert code == 0, err
+    before, after = json.loads(out)["facts"]["bytes"]
+    assert after < before
+    code, _, err = run("check", tmp_path / "index", "--map", place / "map")
+    assert code == 4
+    assert "pass --filter" in err
+    assert run("check", tmp_path / "index", *made)[0] == 0
+    log = ("--queries", place / "queries.parquet", "--budget", 5, "-o", tmp_path / "need.parquet")
+    code, _, err = run("warm", tmp_path / "index", *made, *log)
+    assert code == 0, err
+    assert f"--map {place / 'map'} --filter {tmp_path / 'f'} --cache CACHE" in err
+    code, out, err = run("lens", "--model", place / "llm", "--store", place / "new.parquet", "--id", 3)
+    assert code == 0, err
+    assert "before and after embedfilter 1/2" in out
+    code, _, err = run("filter", "--tau", 4, "--kind", "pca", "-o", tmp_path / "g")
+    assert code == 2
+    assert "--kind pca needs --store" in err
+
+
+def test_the_commands_name_all_kinds() -> None:
+    from vecferry.cli_filters import KINDS as NAMED
+    from vecferry.filters import KINDS
+
+    assert ("auto", *KINDS) == NAMED

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vecferry.checking import check
     from vecferry.encoders import Encoder, load_encoder
     from vecferry.encoding import encode
+    from vecferry.filtering import make_filter
     from vecferry.fitting import fit
     from vecferry.gate import Gate
     from vecferry.inspection import inspect
@@ -52,6 +53,7 @@ _HOME = {
     "fit": "fitting",
     "inspect": "inspection",
     "load_encoder": "encoders",
+    "make_filter": "filtering",
     "migrate": "migration",
     "rollback": "store",
     "sample": "sampling",
@@ -80,6 +82,7 @@ __all__ = [
     "fit",
     "inspect",
     "load_encoder",
+    "make_filter",
     "migrate",
     "rollback",
     "sample",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from vecferry.batch import Floats, faulty, id_keys
 from vecferry.cache import DESCRIPTION, Cache, Stored
+from vecferry.compressing import compress, filter_of, recorded, require_filter
 from vecferry.encoders.contract import Encoder, is_identity
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.fullsize import search_or_scan
-from vecferry.linear import LinearMap
+from vecferry.linear import Card, LinearMap
 from vecferry.lookup import Texts, texts_of
 from vecferry.prechecks import card_of, check_new
 from vecferry.recall import Metric, Places, Values, require_k, scores_at
@@ -50,32 +52,38 @@ class Cascade:
     cache   a folder that keeps what was encoded, made when needed; or, where nothing is encoded, a store of any kind
             that has true vectors
 
-    Raises IncompatibleError when map, index and cache are not of one space and dimension, or the map carries queries.
-    Ids are held in memory (8 bytes for an integer), and 16 bytes for each row of the cache.
+    filter  the filter that the index was made with: candidates are found through it, and ranked by true vectors of all
+            dimensions; without a map, for an index that it shrunk in its own space
+
+    Raises IncompatibleError when map, filter, index and cache are not of one space and dimension, or the map carries
+    queries. Ids are held in memory (8 bytes for an integer), and 16 bytes for each row of the cache.
     """
 
     def __init__(
         self,
         index: str | Uri | Reader | Any,
-        map: LinearMap | str | Path,
+        map: LinearMap | str | Path | None = None,
         encode: Encode | Encoder | None = None,
         texts: Texts | None = None,
         cache: str | Path | Reader | Any | None = None,
+        *,
+        filter: LinearMap | str | Path | None = None,
     ) -> None:
-        m = map if isinstance(map, LinearMap) else LinearMap.load(map)
         if encode is not None and (texts is None or cache is None):
             raise UsageError("an encoder takes texts (--texts) and a cache (--cache): a folder for what was encoded")
-        self._map = m
-        self.card = card_of(m, "document")
-        self.metric: Metric = self.card.metric
-        self.dim = m.d_out
+        f = None if filter is None else filter_of(filter)
         self.encoded = 0
         """Texts encoded since this cascade was opened."""
         self._encode = self._function(encode) if isinstance(encode, Encoder) else encode
         self._stack = ExitStack()
         try:
             self.index = self._stack.enter_context(opened(index))
-            self.require_space(self.index)
+            self._map, self.card = _route(self.index, map, f)
+            self.metric: Metric = self.card.metric
+            self.dim = self._map.d_asked
+            _require_space(
+                self.index, self._map.d_out, self.card.space if f is None else card_of(self._map, "document").space
+            )
             self._ids: pa.ChunkedArray | None = None
             self._text = None if texts is None else texts_of(texts)
             self.cache = None if cache is None else self._open_cache(cache)
@@ -115,13 +123,7 @@ class Cascade:
 
     def require_space(self, store: Reader) -> None:
         """Refuse a store that isn't in the space that the map leads to: by its name where it is known."""
-        info = store.info
-        if info.dim != self.dim:
-            raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map leads to {self.dim}")
-        if info.space is not None and info.space != self.card.space:
-            raise IncompatibleError(
-                f"{info.uri} is in the space {info.space!r}, the map leads to {self.card.space!r}: use the same model"
-            )
+        _require_space(store, self.dim, self.card.space)
 
     def require_new(self, store: Reader) -> None:
         """Refuse queries or true vectors that aren't the new model's, though space and dimension may be the same."""
@@ -130,7 +132,7 @@ class Cascade:
 
     def candidates(self, queries: Floats, c: int) -> Places:
         """Return the places `[q, c]` that the index finds, nearest first; -1 where it finds no more."""
-        return search_or_scan(self.index, queries, c, self.metric)[0]
+        return search_or_scan(self.index, self._map.asking(queries), c, self.metric)[0]
 
     def ids_at(self, places: NDArray[np.int64]) -> pa.Array:
         """Return the ids of the documents at these places of the index."""
@@ -287,3 +289,28 @@ class Cascade:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _route(index: Reader, map: LinearMap | str | Path | None, f: LinearMap | None) -> tuple[LinearMap, Card]:
+    """Return what made the index, map and filter in one, and a card for the space of true vectors."""
+    require_filter(index.info, f)
+    if map is not None:
+        m = map if isinstance(map, LinearMap) else LinearMap.load(map)
+        card = card_of(m, "document")
+        return (m if f is None else compress(m, f)), card
+    if f is None:
+        raise UsageError("a cascade takes the map that made the index (--map), or its filter (--filter)")
+    f = recorded(f, index.info)
+    assert f.card is not None
+    own = replace(f.card, direction="document")
+    return replace(f, card=own, ask=f), replace(own, target=own.source)
+
+
+def _require_space(store: Reader, dim: int, space: str) -> None:
+    info = store.info
+    if info.dim != dim:
+        raise IncompatibleError(f"{info.uri} holds vectors of {info.dim} dimensions, the map leads to {dim}")
+    if info.space is not None and info.space != space:
+        raise IncompatibleError(
+            f"{info.uri} is in the space {info.space!r}, the map leads to {space!r}: use the same model"
+        )

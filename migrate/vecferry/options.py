@@ -91,6 +91,9 @@ metric = click.option(
     type=click.Choice(["cosine", "ip", "l2"]),
     help="How the space ranks where the map leads; cosine if its norms agree.",
 )
+index_filter = click.option(
+    "--filter", type=click.Path(path_type=Path), help="The filter that the index was made with; it is asked through it."
+)
 gate = together(
     click.option(
         "--gate",

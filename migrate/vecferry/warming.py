@@ -63,20 +63,21 @@ class Warmed:
 
 def warm(
     index: str | Uri | Reader | Any,
-    map: LinearMap | str | Path,
+    map: LinearMap | str | Path | None,
     queries: str | Uri | Reader | Any,
     budget: int,
     *,
     encode: Encode | Encoder | None = None,
     texts: Texts | None = None,
     cache: str | Path | None = None,
+    filter: LinearMap | str | Path | None = None,
     output: str | Path | None = None,
     c: int = CANDIDATES,
     progress: bool = False,
 ) -> Warmed:
     """Encode the `budget` documents that a query log needs most and that have no true vector, into the cache.
 
-    index, map, encode, texts, cache   as `Cascade` takes them
+    index, map, encode, texts, cache, filter   as `Cascade` takes them
     queries   the log: a store of query vectors by the new model; a query that came often stands there often
     output    without `encode`: a Parquet file for the ids, in order of need (column `need`), with their texts where
               `texts` are given; encode them and hand the vectors to `Cascade.add` or `vecferry warm --add`
@@ -93,7 +94,7 @@ def warm(
         raise UsageError("either encode the documents (--encode), or have their ids written (--output)")
     if output is not None and Path(output).exists():
         raise UsageError(f"{output} exists: choose another name")
-    with Cascade(index, map, encode, texts, cache) as cascade:
+    with Cascade(index, map, encode, texts, cache, filter=filter) as cascade:
         asked, need = _need(cascade, queries, c)
         needed = np.flatnonzero(need)
         by_need = needed[np.lexsort((needed, -need[needed]))]
