@@ -65,9 +65,10 @@ PAYLOAD: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small() -> Iterator[None]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let a handful of rows cross the boundaries of groups, parts and checkpoints."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("rows")))  # pytest deletes what is in there
         patch.setattr(_parquet_writer, "GROUP_ROWS", 4)
         patch.setattr(_parquet_writer, "PART_GROUPS", 2)
         patch.setattr(_numpy_writer, "SYNC_BYTES", 64)
