@@ -258,5 +258,5 @@ def test_queries_of_another_dimension_or_twice_are_refused(rows: Any) -> None:
 def test_a_target_without_rows_is_called_that(rows: Any) -> None:
     source, _ = stores(rows)
     _, empty = stores(rows, target_ids=pa.array([], pa.int64()), new=NEW[:0])
-    with pytest.raises(DataError, match="no usable pair is left between .*TGT: there are no rows"):
+    with pytest.raises(DataError, match=r"no usable pair is left between .*TGT: there are no rows"):
         join(source, empty, BadRows())
