@@ -111,11 +111,32 @@ def maps(result: dict[str, Any]) -> str:
     return f"{grid(head, rows)}\n\n{summary}"
 
 
+def reliability(result: dict[str, Any]) -> str:
+    """Sum up what the kills and the damaged files came to."""
+    kills, fuzz = result["kills"]["total"], result["fuzz"]["total"]
+    targets, kinds = len(result["kills"]["kinds"]), len(result["fuzz"]["kinds"])
+    counts = {
+        f"runs killed at a random instant of every phase, of {targets} kinds of target": [kills["kills"]],
+        "runs resumed after a kill; to the same bytes": [kills["resumed"], kills["resumed_to_the_same_bytes"]],
+        "rows lost; doubled": [kills["rows_lost"], kills["rows_doubled"]],
+        "looks at the target after a kill; found it whole": [
+            kills["checks_of_what_stands_at_the_target"],
+            kills["found_complete"],
+        ],
+        f"damaged files opened, of {kinds} kinds": [fuzz["inputs"]],
+        "of these read; refused with a message; crashed; hung": [
+            fuzz[name] for name in ("read", "refused", "crashed", "hung")
+        ],
+    }
+    return grid(["", "times"], ([name, "; ".join(f"{v:,}" for v in found)] for name, found in counts.items()))
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo,
     "bench_rewrite": rewrite,
     "bench_cascade": cascade,
     "bench_maps": maps,
+    "reliability": reliability,
 }
 
 
