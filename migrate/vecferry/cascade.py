@@ -74,7 +74,6 @@ class Cascade:
         f = None if filter is None else filter_of(filter)
         self.encoded = 0
         """Texts encoded since this cascade was opened."""
-        self._encode = self._function(encode) if isinstance(encode, Encoder) else encode
         self._stack = ExitStack()
         try:
             self.index = self._stack.enter_context(opened(index))
@@ -84,6 +83,7 @@ class Cascade:
             _require_space(
                 self.index, self._map.d_out, self.card.space if f is None else card_of(self._map, "document").space
             )
+            self._encode = self._function(encode) if isinstance(encode, Encoder) else encode
             self._ids: pa.ChunkedArray | None = None
             self._text = None if texts is None else texts_of(texts)
             self.cache = None if cache is None else self._open_cache(cache)
