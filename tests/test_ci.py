@@ -142,6 +142,12 @@ def test_the_other_commands_of_the_readme_run_as_they_stand(folder: Path) -> Non
     assert ran.stdout.endswith(" True\n")
 
 
+@pytest.mark.slow
+def test_filters_are_made_and_used_as_the_readme_says(folder: Path) -> None:
+    done = bash(folder, shell(sections()["Fewer dimensions"]))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.usefixtures("job")
 def test_texts_are_encoded_as_the_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of the README with a new model that looks its vectors up: the same as those of the demo's `encoded`."""

@@ -11,12 +11,15 @@ import tiny_llm
 from click.testing import CliRunner
 
 import vecferry
+from vecferry.batch import id_keys
 from vecferry.cli import cli
 from vecferry.compressing import compress, filter_of
 from vecferry.errors import DataError, IncompatibleError, UsageError
 from vecferry.filtering import make_filter
 from vecferry.filters import embed_filter
+from vecferry.holdout import holdout_of
 from vecferry.linear import Card, LinearMap, Side
+from vecferry.mapcard import describe
 from vecferry.store import open_reader
 from vecferry.transforming import transform_store
 
@@ -53,7 +56,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "old.parquet", folder / "some.parquet", queries=folder / "queries.parquet", solver="ridge"
     )
     m.save(folder / "map")
-    made = make_filter(tau=TAU, kind="pca", store=folder / "new.parquet", queries=folder / "queries.parquet")
+    given = {"store": folder / "new.parquet", "queries": folder / "queries.parquet", "map": folder / "map"}
+    made = make_filter(tau=TAU, kind="pca", **given)
     made.save(folder / "pca")
     make_filter(folder / "llm", tau=TAU, kind="embedfilter").save(folder / "embedfilter")
     return folder
@@ -83,7 +87,7 @@ def test_a_head_alone_makes_embed_filter(place: Path) -> None:
 
 def test_what_is_measured_is_agreement_with_all_dimensions_on_what_is_held_out(place: Path) -> None:
     f = LinearMap.load(place / "pca")
-    held = vecferry.holdout.holdout_of(f)
+    held = holdout_of(f)
     assert f.card is not None
     found = nearest(f.apply(held.queries), f.apply(held.target))
     expected = agreement(found, nearest(held.queries, held.target))
@@ -101,11 +105,12 @@ def test_auto_takes_the_best_by_queries_that_measure_nothing_else(place: Path) -
     assert {c["name"] for c in tried} >= {"embedfilter", "pca", "whiten", "no-tail", "first", "random-orthonormal"}
     # few directions carry these vectors, and the head knows nothing of them
     assert f.card.solver == "pca"
-    assert "filters that were tried" in vecferry.mapcard.describe(f)
+    assert "filters that were tried" in describe(f)
 
 
 def test_the_same_filter_again_has_the_same_bytes(place: Path, tmp_path: Path) -> None:
-    again = make_filter(tau=TAU, kind="pca", store=place / "new.parquet", queries=place / "queries.parquet")
+    given = {"store": place / "new.parquet", "queries": place / "queries.parquet", "map": place / "map"}
+    again = make_filter(tau=TAU, kind="pca", **given)
     again.save(tmp_path / "again")
     for name in ("map.safetensors", "card.json"):
         assert (tmp_path / "again" / name).read_bytes() == (place / "pca" / name).read_bytes()
@@ -174,7 +179,7 @@ def test_an_index_is_translated_filtered_and_measured_against_all_dimensions(
         assert after == reader.info.nbytes < before
     old = np.stack(pq.read_table(place / "old.parquet")["vector"].to_numpy())
     np.testing.assert_allclose(index, f.apply(m.apply(old)), atol=1e-5)
-    held = vecferry.holdout.holdout_of(m)
+    held = holdout_of(m)
     expected = agreement(
         nearest(f.apply(held.queries), f.apply(m.apply(held.source))), nearest(held.queries, held.target)
     )
@@ -250,6 +255,18 @@ def test_queries_are_transformed_by_the_filter_and_known_afterwards(place: Path,
         vecferry.check(
             tmp_path / "small", map=None, filter=place / "pca", truth=place / "new.parquet", queries=tmp_path / "q"
         )
+
+
+def test_a_filter_fitted_on_what_measures_the_map_is_refused(place: Path) -> None:
+    seen = make_filter(tau=TAU, kind="pca", store=place / "new.parquet", queries=place / "queries.parquet")
+    m = LinearMap.load(place / "map")
+    with pytest.raises(IncompatibleError, match=r"fitted on \d+ of the 200 documents that the map holds out"):
+        compress(m, seen)
+    held, own = holdout_of(m), holdout_of(LinearMap.load(place / "pca"))
+    np.testing.assert_array_equal(own.target, held.target)
+    np.testing.assert_array_equal(own.queries, held.queries)
+    assert len(own.fit_keys) == 1500 - 200
+    assert not np.isin(id_keys(held.ids), own.fit_keys).any()
 
 
 def named(m: LinearMap, target: str) -> LinearMap:
@@ -330,7 +347,7 @@ def test_a_cascade_needs_no_map_where_the_model_is_the_same(place: Path, tmp_pat
 
 
 def test_the_commands_do_the_whole_job(place: Path, tmp_path: Path) -> None:
-    given = ("--store", place / "new.parquet", "--queries", place / "queries.parquet")
+    given = ("--store", place / "new.parquet", "--queries", place / "queries.parquet", "--map", place / "map")
     code, out, err = run("filter", "--model", place / "llm", "--tau", 4, *given, "-o", tmp_path / "f", "--json")
     assert code == 0, err
     assert json.loads(out)["solver"] == "pca"

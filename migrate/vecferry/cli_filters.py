@@ -49,6 +49,11 @@ offset = click.option("--offset", type=click.IntRange(min=0), help="First direct
 @click.option("--store", help="Vectors of the model: pca, whiten and auto need them, and every kind is measured there.")
 @click.option("--queries", help="Store of query vectors by the model; without it documents stand in, which flatters.")
 @qrels
+@click.option(
+    "--map",
+    type=click.Path(path_type=Path),
+    help="The map that it will stand behind: what that holds out is held out here too.",
+)
 @click.option("--corpus", type=click.Path(path_type=Path), help="Texts to count tokens in, for ideal.")
 @click.option("--smoothing", default=0.5, show_default=True, help="Added to each token's count, for ideal.")
 @click.option("--center-log", is_flag=True, help="Subtract the mean of the log frequencies, for ideal.")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vecferry.batch import id_keys
 from vecferry.encoders.contract import is_identity
 from vecferry.errors import IncompatibleError, UsageError
 from vecferry.holdout import Holdout, holdout_of
@@ -62,6 +63,8 @@ def compress(m: LinearMap, f: LinearMap) -> LinearMap:
     held = m.holdout
     if held is None and m.path is not None and (m.path / HOLDOUT).is_file():
         held = holdout_of(m)
+    if held is not None:
+        _require_unseen(held, m, f)
     return replace(both, card=joined, holdout=held, path=m.path, ask=f)
 
 
@@ -115,6 +118,18 @@ def provenance(m: LinearMap) -> dict[str, dict[str, object]]:
         return {}
     card = m.ask.card
     return {FILTER: {"sha256": card.sha256, "kind": card.solver, "queries": card.source.space, "dim": m.ask.d_in}}
+
+
+def _require_unseen(held: Holdout, m: LinearMap, f: LinearMap) -> None:
+    """Refuse a filter that was fitted on what measures the map."""
+    if f.holdout is None and (f.path is None or not (f.path / HOLDOUT).is_file()):
+        return
+    seen = int(np.isin(id_keys(held.ids), holdout_of(f).fit_keys).sum())
+    if seen:
+        raise IncompatibleError(
+            f"the filter was fitted on {seen:,} of the {len(held.ids):,} documents that the map holds out, so what is "
+            f"measured would flatter: make it with vecferry filter --map {m.path or 'MAP'}"
+        )
 
 
 def _cards(m: LinearMap, f: LinearMap) -> tuple[Card, Card]:

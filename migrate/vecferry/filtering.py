@@ -20,7 +20,7 @@ from vecferry.errors import IncompatibleError, UsageError
 from vecferry.filters import KINDS, Given, make, possible
 from vecferry.fitting import check_lossy
 from vecferry.heads import Head, describe, read_head
-from vecferry.holdout import Holdout
+from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap, Side, normalize
 from vecferry.mapfile import seal
 from vecferry.norms import Norms, metric_of
@@ -29,7 +29,7 @@ from vecferry.qrels import read_qrels
 from vecferry.recall import Metric, Places, Values, topk, without
 from vecferry.sampling import draw
 from vecferry.spectrum import Spectrum, band, frequent, smoothed
-from vecferry.split import Split, split
+from vecferry.split import Split, beside, split
 from vecferry.store import Reader, opened
 from vecferry.vocabulary import TEXTS, count_tokens, tokenizer_of
 
@@ -50,6 +50,7 @@ def make_filter(
     store: Any = None,
     queries: Any = None,
     qrels: str | Path | None = None,
+    map: LinearMap | str | Path | None = None,
     corpus: str | Path | None = None,
     smoothing: float = 0.5,
     center_log: bool = False,
@@ -63,6 +64,8 @@ def make_filter(
     model   whose head "embedfilter" and its kin are made of (see `filters.KINDS`)
     store   vectors of that model: what "pca" and "whiten" are fitted on, and what every filter is measured with
     queries the model's query vectors; without them documents stand in, which flatters
+    map     the map that the filter is to stand behind: what that holds out measures the filter too, and neither is it
+            fitted nor chosen by any of it
     corpus  texts whose tokens are counted, for "ideal"; `smoothing` and `center_log` as in `spectrum`
     space   name of the vectors' space; that of the store by default, or else the model's name, which stands for every
             space that its encoders make
@@ -71,7 +74,7 @@ def make_filter(
     agreement@10 with the search in all d dimensions. Its hold-out, which a gate measures with, chooses nothing. Raises
     UsageError for a kind that lacks what it is made of, IncompatibleError for a store that isn't the model's.
     """
-    _check(kind, tau, offset, model, store, queries, qrels, corpus)
+    _check(kind, tau, offset, model, store, queries, qrels, map, corpus)
     head = None if model is None else read_head(model)
     with ExitStack() as stack:
         reader = None if store is None else stack.enter_context(opened(store))
@@ -79,7 +82,7 @@ def make_filter(
         if reader is not None:
             check_lossy([reader], allow_lossy)
             asked = None if queries is None else stack.enter_context(opened(queries))
-            parts = _parts(reader, asked, qrels, seed)
+            parts = _parts(reader, asked, qrels, map, seed)
             metric = metric or metric_of(Norms.of(parts.source), reader.info)
             space = _space(reader, space)
         metric = metric or "cosine"
@@ -156,11 +159,24 @@ def _judge(documents: Floats, queries: Floats | None, metric: Metric) -> tuple[s
     return f"{'agreement' if own is None else 'doc-agreement'}@{k}", Judge.of(queries, own, documents, k, metric)
 
 
-def _parts(reader: Reader, asked: Reader | None, qrels: str | Path | None, seed: int) -> Split:
+def _parts(
+    reader: Reader,
+    asked: Reader | None,
+    qrels: str | Path | None,
+    map: LinearMap | str | Path | None,
+    seed: int,
+) -> Split:
     """Draw rows of the store, and split them, and the queries, into what chooses and what measures."""
     drawn, _ = draw(reader, SAMPLE, np.random.default_rng(seed))
     pairs = Pairs(drawn.ids, drawn.vectors, drawn.vectors)
     questions = None if asked is None else read_queries(asked, None, (0, reader.info.dim), BadRows(optional=False))
+    if map is not None:
+        m = map if isinstance(map, LinearMap) else LinearMap.load(map)
+        if m.card is not None and m.d_out != reader.info.dim:
+            raise IncompatibleError(
+                f"{reader.info.uri} holds vectors of {reader.info.dim} dimensions, the map leads to {m.d_out}"
+            )
+        return beside(holdout_of(m), pairs, questions)
     fingerprint = {"uri": reader.info.uri, "kind": reader.info.kind, "count": reader.info.count, "dim": reader.info.dim}
     labels = None if qrels is None else read_qrels(qrels)
     return split(pairs, questions, labels, seed=seed, fingerprint=fingerprint)
@@ -238,6 +254,7 @@ def _check(
     store: Any,
     queries: Any,
     qrels: Any,
+    map: Any,
     corpus: Any,
 ) -> None:
     if kind != "auto" and kind not in KINDS:
@@ -255,9 +272,11 @@ def _check(
         raise UsageError(f"--kind {kind} needs token frequencies: name texts to count them in with --corpus")
     if model is None and store is None:
         raise UsageError("name the model (--model), or a store of its vectors (--store)")
-    for name, value in (("--queries", queries), ("--qrels", qrels)):
+    for name, value in (("--queries", queries), ("--qrels", qrels), ("--map", map)):
         if value is not None and store is None:
             raise UsageError(f"{name} goes with --store, the documents that are searched")
+    if qrels is not None and map is not None:
+        raise UsageError("--qrels is held out with --map already: leave it out")
     if qrels is not None and queries is None:
         raise UsageError("--qrels needs --queries, the model's vectors of the same queries")
 

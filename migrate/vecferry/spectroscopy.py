@@ -74,13 +74,13 @@ class Spectroscopy:
             f"forms    average tokens of log p and centred log p: cosine {self.forms['cosine']:.2f}, rank "
             f"correlation of their delta-pi {self.forms['rank_correlation']:.2f}",
             "",
-            f"{'mean delta-pi by':16}{'log p':>30}{'centred log p':>30}{'singular':>12}",
-            f"{'directions':16}{''.join(f'{group:>10}' for _ in FORMS for group in GROUPS)}{'value':>12}",
+            f"{'mean delta-pi by':16}{'log p':>36}{'centred log p':>36}{'singular':>12}",
+            f"{'directions':16}{''.join(f'{group:>12}' for _ in FORMS for group in GROUPS)}{'value':>12}",
         ]
         for part in np.array_split(np.arange(d), min(PARTS, d)):
             means = [np.mean([self.delta_pi[form][group][i] for i in part]) for form in FORMS for group in GROUPS]
             value = np.mean([self.singular_values[i] for i in part])
-            lines.append(f"{f'{part[0]} to {part[-1]}':16}{''.join(f'{m:10.4f}' for m in means)}{value:12.3f}")
+            lines.append(f"{f'{part[0]} to {part[-1]}':16}{''.join(f'{m:12.4f}' for m in means)}{value:12.3f}")
         lines += ["", "average tokens under other smoothings of unseen tokens, by cosine with the one above"]
         for name, cosines in self.smoothing.items():
             lines.append(f"{name:16}log p {cosines['literal']:.3f}, centred {cosines['centered']:.3f}")
@@ -177,7 +177,7 @@ def draw(result: Spectroscopy, path: Path) -> None:
             axis.plot(places, result.delta_pi[form][group], label=f"{group} tokens", linewidth=0.8)
         axis.set_yscale("log")
         axis.set_ylabel(f"delta-pi, {titles[form]}")
-        axis.legend(loc="upper center")
+        axis.legend(loc="upper center", ncols=3)
     for axis in axes:
         axis.axvspan(result.band[0], result.band[1] - 1, color="tab:green", alpha=0.12)
     axes[0].set_title(f"{result.model}: shaded is what EmbedFilter keeps at tau = {result.tau}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -109,6 +109,37 @@ def split(
         source_queries=None if learned is None else learned.source,
         holdout=holdout,
         warnings=tuple(warnings),
+    )
+
+
+def beside(holdout: Holdout, drawn: Pairs, queries: Queries | None) -> Split:
+    """Take what lies beside a map's hold-out, to fit what stands behind the map: no document and no query of it.
+
+    Raises DataError when too little is left.
+    """
+    taken = np.isin(id_keys(drawn.ids), id_keys(holdout.ids)) | _equal_rows(drawn.target, holdout.target)
+    rows = np.flatnonzero(~taken)
+    if len(rows) < MIN_FIT:
+        raise DataError(
+            f"{len(drawn)} rows leave {len(rows)} to fit beside the map's hold-out: at least {MIN_FIT} are needed"
+        )
+    learned = None
+    if queries is not None and holdout.queries is not None:
+        asked = np.isin(id_keys(queries.ids), id_keys(holdout.query_ids)) | _equal_rows(
+            queries.vectors, holdout.queries
+        )
+        learned = queries.vectors[~asked]
+    elif queries is not None:
+        learned = queries.vectors
+    return Split(
+        source=drawn.source[rows],
+        target=drawn.target[rows],
+        queries=learned,
+        source_queries=None,
+        holdout=replace(
+            holdout, source=holdout.target, source_queries=None, fit_keys=np.sort(id_keys(drawn.ids)[rows])
+        ),
+        warnings=(),
     )
 
 
