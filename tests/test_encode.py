@@ -181,6 +181,10 @@ def test_what_is_no_text_is_refused_before_anything_is_encoded(tmp_path: Path) -
         vecferry.encode(blank, made, tmp_path / "out")
     with pytest.raises(UsageError, match="no such file or folder"):
         Corpus(tmp_path / "nothing")
+    with pytest.raises(UsageError, match=r"tables of texts are read as Parquet or \.jsonl"):
+        Corpus(lines(tmp_path / "queries.tsv", ["1\tone"]))
+    with pytest.raises(UsageError, match="leave out --id and --text"):
+        Corpus(blank, text="text")
     with pytest.raises(UsageError, match="encode writes a folder of Parquet files"):
         vecferry.encode(blank, made, tmp_path / "out.faiss")
 

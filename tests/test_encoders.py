@@ -170,6 +170,8 @@ def test_where_a_model_is_looked_for_is_said(tmp_path: Path, monkeypatch: pytest
         locate("notes.txt")
     Path("all-mini.v2").mkdir()
     assert locate("all-mini.v2").name == "all-mini.v2"
+    with pytest.raises(UsageError, match=r"all-mini\.v2 is here, and has no revisions"):
+        locate("all-mini.v2", "main")
 
 
 def test_the_hash_of_a_model_is_of_the_files_that_count(tmp_path: Path) -> None:
@@ -227,7 +229,9 @@ def test_mteb_gets_arrays_for_lists_and_for_batches_of_columns() -> None:
     batches = [{"text": ["x", "yy"], "id": [1, 2]}, {"text": ["z"]}]
     queries = wrapped.encode(batches, task_metadata=None, hf_split="test", hf_subset="en", prompt_type=Kind)
     np.testing.assert_allclose(queries, [formula(f"query: {t}") for t in ("x", "yy", "z")], rtol=1e-5)
+    pytest.importorskip("torch")
     a, b = documents.astype(np.float64), queries.astype(np.float64)
     cosines = (a @ b.T) / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
-    np.testing.assert_allclose(wrapped.similarity(documents, queries), cosines, atol=1e-6)
-    np.testing.assert_allclose(wrapped.similarity_pairwise(documents, queries[:2]), np.diag(cosines), atol=1e-6)
+    np.testing.assert_allclose(wrapped.similarity(documents, queries).numpy(), cosines, atol=1e-6)
+    np.testing.assert_allclose(wrapped.similarity_pairwise(documents, queries[:2]).numpy(), np.diag(cosines), atol=1e-6)
+    assert float(wrapped.similarity(documents[0], queries[0])) == pytest.approx(cosines[0, 0], abs=1e-6)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from vecferry import load_encoder
+from vecferry.encoders import Prompt
 from vecferry.errors import DataError, UsageError
 from vecferry.store import open_reader
 
@@ -52,7 +53,13 @@ def tokenizer(folder: Path, *, left: bool, bos: bool = False) -> Any:
     elif bos:
         made.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", bos_token="[CLS]", model_max_length=64
+        tokenizer_object=made,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        bos_token="[CLS]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
     )
     fast.save_pretrained(folder)
     return fast
@@ -201,6 +208,48 @@ def test_offline_and_absent_says_where_it_looked(monkeypatch: pytest.MonkeyPatch
     assert huggingface_hub.constants.HF_HUB_CACHE in text
     assert "the hub didn't give it" in text
     assert "\n" not in text
+
+
+def test_a_model_in_the_hubs_cache_is_found_offline(
+    folders: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    commit, model = "0123456789abcdef0123456789abcdef01234567", tmp_path / "models--some-org--tiny"
+    shutil.copytree(folders["bert"][0], model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit, encoding="utf-8")
+    here = load_encoder(str(folders["bert"][0]), name="some-org/tiny")
+    for revision in (None, "main", commit):
+        found = load_encoder("some-org/tiny", revision=revision)
+        assert (found.name, found.identity) == ("some-org/tiny", here.identity)
+    np.testing.assert_array_equal(found.encode(TEXTS), here.encode(TEXTS))
+    with pytest.raises(UsageError, match="some-org/tiny at revision v2: no folder of that name"):
+        load_encoder("some-org/tiny", revision="v2")
+
+
+@pytest.mark.parametrize("include_prompt", [True, False])
+def test_sentence_transformers_run_as_they_are_configured(folders: Any, tmp_path: Path, include_prompt: bool) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer import modules
+
+    folder, model = folders["bert"]
+    pooling = modules.Pooling(16, pooling_mode="mean", include_prompt=include_prompt)
+    parts = [modules.Transformer(str(folder), max_seq_length=32), pooling, modules.Normalize()]
+    prompts = {"query": "where the ", "document": "on the "}
+    SentenceTransformer(modules=parts, prompts=prompts, device="cpu").save(str(tmp_path / "model"))
+    made = load_encoder(str(tmp_path / "model"))
+    assert (made.pooling, made.normalize, made.max_length) == ("mean", True, 32)
+    assert made.prompt == Prompt(("on the {text}",), ("where the {text}",))
+    for side, prefix in (("document", "on the "), ("query", "where the ")):
+        first = 0 if include_prompt else 1 + len(prefix.split())  # [CLS] and the prompt's words are left out
+        means = [states(model, ids_of(folder, prefix + text))[first:].mean(axis=0) for text in TEXTS]
+        np.testing.assert_allclose(made.encode(TEXTS, side=side), [x / np.linalg.norm(x) for x in means], atol=2e-5)
+    around = load_encoder(str(tmp_path / "model"), prompt="the {text} sat", normalize=False)
+    means = [states(model, ids_of(folder, f"the {text} sat")).mean(axis=0) for text in TEXTS]
+    np.testing.assert_allclose(around.encode(TEXTS), [x / np.linalg.norm(x) for x in means], atol=2e-5)
 
 
 def wheel(name: str) -> Path:

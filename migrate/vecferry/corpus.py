@@ -25,7 +25,7 @@ Piece = tuple[pa.Array, list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Read a file of texts: Parquet (or a folder of it), JSON lines (`.jsonl`, `.ndjson`), or one text a line.
+    """Read a file of texts: Parquet (or a folder of it), JSON lines (`.jsonl`, `.ndjson`, `.json`), or a text a line.
 
     `id` and `text` name the columns or keys; by default those of the usual names. Where there are no ids, rows are
     numbered from 0. A column of lists of strings holds several wordings of each text.
@@ -38,12 +38,14 @@ class Corpus:
     def __post_init__(self) -> None:
         if not self.path.exists():
             raise UsageError(f"{self.path}: no such file or folder")
+        if self.path.suffix in (".csv", ".tsv"):  # whose every line would be taken for a text, ids and all
+            raise UsageError(f"{self.path}: tables of texts are read as Parquet or .jsonl: convert it")
         if self._lines and (self.id is not None or self.text is not None):
             raise UsageError(f"{self.path} is read as one text a line, which has no columns: leave out --id and --text")
 
     @property
     def _lines(self) -> bool:
-        return not self._parquet and self.path.suffix not in (".jsonl", ".ndjson")
+        return not self._parquet and self.path.suffix not in (".jsonl", ".ndjson", ".json")
 
     @property
     def _parquet(self) -> bool:

@@ -28,8 +28,10 @@ from vecferry.errors import BadRowsError, DataError, IncompatibleError, StoppedE
 from vecferry.pairs import BadRows
 from vecferry.store import StoreInfo, Uri, open_writer
 
-TEXTS = 1024
-"""Texts that are encoded and made durable together: what a crash costs at most."""
+TEXTS = 256
+"""Texts, or one batch if that is more, that are encoded and made durable together: what a crash costs at most."""
+PIECE = 4096
+"""Rows that are read together where nothing is encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,9 @@ def _key(text: Text) -> int:
     return int.from_bytes(hashlib.blake2b(whole, digest_size=8, person=kind).digest(), "little", signed=True)
 
 
-def _usable(corpus: Corpus) -> Iterator[tuple[pa.Array, list[Text]]]:
+def _usable(corpus: Corpus, size: int = PIECE) -> Iterator[tuple[pa.Array, list[Text]]]:
     """Yield ids and texts of the rows that have one."""
-    for ids, texts in corpus.read(TEXTS):
+    for ids, texts in corpus.read(size):
         good = [i for i, text in enumerate(texts) if _is_text(text)]
         yield ids.take(pa.array(good, pa.int64())), [texts[i] for i in good]
 
@@ -175,7 +177,7 @@ def _usable(corpus: Corpus) -> Iterator[tuple[pa.Array, list[Text]]]:
 def _survey(corpus: Corpus, rule: BadRows) -> _Survey:
     """Look at all rows before any is encoded; raise for what would make the output useless."""
     found, keys = _Survey(), []
-    for ids, texts in corpus.read(TEXTS):
+    for ids, texts in corpus.read(PIECE):
         good = np.array([_is_text(text) for text in texts], np.bool_)
         rule.drop(~good, ids, str(corpus.path), "rows have no text, or a blank one", "Give them one")
         found.id_type = ids.type
@@ -201,7 +203,7 @@ def _fill(
     """Encode the texts whose vectors aren't there yet, and return how many."""
     done = 0
     with tqdm(total=rows, unit="texts", disable=not progress) as bar:
-        for ids, texts in _usable(corpus):
+        for ids, texts in _usable(corpus, max(TEXTS, batch_size)):
             keys, first = np.unique(np.array([_key(text) for text in texts], np.int64), return_index=True)
             new = np.sort(first[~cache.has(pa.array(keys))])
             if len(new):

@@ -45,6 +45,9 @@ def dequantised(path: Path, revision: str) -> Path:
                 del model.config.quantization_config
             tokenizer.save_pretrained(stage)
             model.save_pretrained(stage)
+        for file in stage.iterdir():  # or after a crash the folder could be there, and its weights not
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         try:
             stage.rename(folder)
         except OSError:

@@ -36,6 +36,8 @@ def locate(model: str, revision: str | None = None) -> Located:
     if path.exists():
         if path.is_file() and path.suffix != ".gguf":
             raise UsageError(f"{model}: a model is a folder, a .gguf file, or a name on the hub")
+        if revision is not None:
+            raise UsageError(f"{model} is here, and has no revisions: --revision is for models of the hub and servers")
         return Located(path, path.resolve().name.removesuffix(".gguf"))
     if not _HUB_NAME.fullmatch(model) or path.suffix == ".gguf":
         raise UsageError(f"{model}: no such folder or .gguf file")

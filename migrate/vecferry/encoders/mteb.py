@@ -16,10 +16,11 @@ class MtebEncoder:
     """Let mteb run an encoder: `mteb.evaluate(MtebEncoder(encoder), tasks)`.
 
     Takes texts as a list (mteb 1) or in batches of columns (mteb 2); queries, as `prompt_type` says, are given the
-    query prompt.
+    query prompt. Not run with mteb itself by us: its data sets come from a hub.
     """
 
     mteb_model_meta = None
+    """Which makes mteb take its own defaults."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
@@ -35,19 +36,20 @@ class MtebEncoder:
         side: TextSide = "query" if kind == "query" else "document"
         return self._encoder.encode(texts, side=side, batch_size=batch_size)
 
-    def similarity(self, one: Any, other: Any) -> Floats:
-        """Return the cosines `[n, m]` of two sets of vectors."""
-        x, y = (_unit(vectors) for vectors in (one, other))
-        return x @ y.T
+    def similarity(self, one: Any, other: Any) -> Any:
+        """Return the cosines of two sets of vectors, as the torch tensor `[n, m]` that mteb works with."""
+        import torch
 
-    def similarity_pairwise(self, one: Any, other: Any) -> Floats:
-        """Return the cosines `[n]` of pairs of vectors."""
-        x, y = (_unit(vectors) for vectors in (one, other))
-        cosines: Floats = (x * y).sum(axis=1)
-        return cosines
+        return torch.from_numpy(_unit(one) @ _unit(other).T)
+
+    def similarity_pairwise(self, one: Any, other: Any) -> Any:
+        """Return the cosines of pairs of vectors, as a torch tensor `[n]`."""
+        import torch
+
+        return torch.from_numpy((_unit(one) * _unit(other)).sum(axis=1))
 
 
 def _unit(vectors: Any) -> Floats:
-    x = np.array(vectors, np.float32)
+    x = np.array(vectors, np.float32, ndmin=2)
     normalize(x)
     return x
