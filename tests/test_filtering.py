@@ -18,6 +18,7 @@ from vecferry.errors import DataError, IncompatibleError, UsageError
 from vecferry.filtering import make_filter
 from vecferry.filters import embed_filter
 from vecferry.holdout import holdout_of
+from vecferry.kernel import torch_kernel
 from vecferry.linear import Card, LinearMap, Side
 from vecferry.mapcard import describe
 from vecferry.store import open_reader
@@ -161,6 +162,13 @@ def test_a_mean_between_map_and_filter_keeps_both(place: Path) -> None:
     np.testing.assert_array_equal(both.apply(x[3:4]), both.apply(x)[3:4])  # bits don't depend on the batch
 
 
+def test_torch_applies_both_too(place: Path) -> None:
+    pytest.importorskip("torch")
+    both = compress(LinearMap.load(place / "map"), LinearMap.load(place / "pca"))
+    x = vectors(70, 9)[:, :12].copy()
+    np.testing.assert_allclose(torch_kernel(both, "cpu")(x), both.apply(x), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["pca", "embedfilter"])
 def test_an_index_is_translated_filtered_and_measured_against_all_dimensions(
     place: Path, tmp_path: Path, name: str
@@ -193,12 +201,16 @@ def test_an_index_is_translated_filtered_and_measured_against_all_dimensions(
 
 def test_an_index_shrinks_in_its_own_space(place: Path, tmp_path: Path) -> None:
     target = tmp_path / "small"
-    report = vecferry.migrate(place / "new.parquet", target, filter=place / "pca", gate="agreement@10>=0.1")
+    report = vecferry.migrate(place / "new.parquet", target, filter=place / "pca")
     f = LinearMap.load(place / "pca")
     assert f.card is not None
     cell = report.evaluation.cell("as indexed", "agreement", 10)
     assert cell.value == pytest.approx(f.card.measured["agreement@10"], abs=1e-4)
     assert report.evaluation.cell("status quo", "agreement", 10).reason == "the model stays the same"
+    checked = vecferry.check(target, filter=place / "pca")
+    assert checked.evaluation.cell("as indexed", "agreement", 10) == cell
+    needed = f"of 16 dimensions (space not recorded) go through the filter with sha256 {f.card.sha256}"
+    assert needed in vecferry.inspect(target).table()
     assert "  the filter " in report.table()
 
 

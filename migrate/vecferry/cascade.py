@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from vecferry.batch import Floats, faulty, id_keys
 from vecferry.cache import DESCRIPTION, Cache, Stored
-from vecferry.compressing import compress, filter_of, recorded, require_filter
+from vecferry.compressing import compress, filter_of, recorded, require_filter, unmapped
 from vecferry.encoders.contract import Encoder, is_identity
 from vecferry.errors import BadRowsError, DataError, IncompatibleError, UsageError
 from vecferry.fullsize import search_or_scan
@@ -300,10 +300,9 @@ def _route(index: Reader, map: LinearMap | str | Path | None, f: LinearMap | Non
         return (m if f is None else compress(m, f)), card
     if f is None:
         raise UsageError("a cascade takes the map that made the index (--map), or its filter (--filter)")
-    f = recorded(f, index.info)
-    assert f.card is not None
-    own = replace(f.card, direction="document")
-    return replace(f, card=own, ask=f), replace(own, target=own.source)
+    m = unmapped(recorded(f, index.info))
+    own = card_of(m, "document")
+    return m, replace(own, target=own.source)
 
 
 def _require_space(store: Reader, dim: int, space: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from vecferry.asking import Asked, same_space
 from vecferry.attribution import attribute
 from vecferry.baseline import MAX_DROP, compare, load_baseline
-from vecferry.compressing import compress, filter_of, recorded, require_filter
+from vecferry.compressing import compress, filter_of, recorded, require_filter, unmapped
 from vecferry.encoded import TrueRows
 from vecferry.errors import UsageError
 from vecferry.evaluate import evaluate
@@ -61,8 +61,10 @@ def check(
     `prechecks.check_truth`), DataError where `truth` and the index don't hold the same ids, and BadRowsError for
     queries and true vectors that can't be used.
     """
-    if map is None and truth is None:
-        raise UsageError("nothing to compare with: pass a map (--map) or a store of true vectors (--truth)")
+    if map is None and truth is None and filter is None:
+        raise UsageError(
+            "nothing to compare with: pass a map (--map), a filter (--filter) or a store of true vectors (--truth)"
+        )
     wanted = Gate.of(gate)
     if max_drop is not None and baseline is None:
         raise UsageError("--max-drop goes with --baseline: there is no earlier report to have dropped from")
@@ -90,6 +92,8 @@ def check(
         if f is not None:
             m = m if m is None else compress(m, f)
             ask = recorded(f, index.info) if m is None else m.ask
+            if m is None and truth is None:
+                m = unmapped(recorded(f, index.info))  # what the filter holds out measures it
         if m is not None:
             space = m.card.space if m.card is not None else None
             same_space(index, space, m.d_out, f"the map {m.path or ''}".strip())

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from vecferry.batch import id_keys
 from vecferry.encoders.contract import is_identity
@@ -49,7 +50,8 @@ def compress(m: LinearMap, f: LinearMap) -> LinearMap:
             f"the filter is for a space that ranks by {own.metric}, the map's ranks by {card.metric}"
         )
     try:
-        both = m.then(f)
+        with threadpool_limits(1, "blas"):  # the same bits whatever the number of threads
+            both = m.then(f)
     except IncompatibleError:
         both = replace(m, after=f)
     digest = hashlib.sha256(f"{card.sha256} {own.sha256}".encode()).hexdigest()
@@ -73,13 +75,17 @@ def alone(f: LinearMap, source: Reader, seed: int) -> LinearMap:
 
     Where the filter has no hold-out it was fitted on no vectors, so that any rows of the source can measure it.
     """
-    f = of_space(f, source.info)
-    assert f.card is not None
-    m = replace(f, card=replace(f.card, direction="document"), ask=f)
+    m = unmapped(of_space(f, source.info))
     if f.holdout is None and (f.path is None or not (f.path / HOLDOUT).is_file()) and f.d_in == source.info.dim:
         drawn, _ = draw(source, HELD, np.random.default_rng(seed))
         m = replace(m, holdout=Holdout(drawn.ids, drawn.vectors, drawn.vectors))
     return m
+
+
+def unmapped(f: LinearMap) -> LinearMap:
+    """Return a filter as a map of documents that is asked through itself."""
+    assert f.card is not None
+    return replace(f, card=replace(f.card, direction="document"), ask=f)
 
 
 def of_space(f: LinearMap, info: StoreInfo) -> LinearMap:

@@ -81,6 +81,9 @@ class Inspection:
             ("bytes", f"{info.nbytes:,}"),
             ("space", info.space or "not recorded"),
         ]
+        if (needed := info.provenance.get("filter")) is not None:
+            queries = f"of {needed.get('dim')} dimensions ({needed.get('queries') or 'space not recorded'})"
+            rows.append(("queries", f"{queries} go through the filter with sha256 {needed.get('sha256')}"))
         if (s := self.sampled) is not None:
             note = f" (sample of {s.rows:,} rows)"
             rows += [
