@@ -56,7 +56,6 @@ def encoder(**options: Any) -> TextEncoder:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setenv("no_proxy", "*")
     with serving() as made:
         yield made
 

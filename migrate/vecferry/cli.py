@@ -159,9 +159,8 @@ def sample(
     click.echo(drawn.table())
     lossy = " --allow-lossy" if drawn.lossy else ""
     click.echo(
-        f"next: encode the texts of these ids with the new model (`vecferry encode`, or a store of ids and vectors: "
-        f"VECTORS), then: "
-        f"vecferry fit --source {source} --target VECTORS --sample {output}{lossy} -o MAP",
+        f"next: encode the texts of these ids with the new model (a store of ids and vectors: VECTORS; `encode` makes "
+        f"one of texts), then: vecferry fit --source {source} --target VECTORS --sample {output}{lossy} -o MAP",
         err=True,
     )
 
