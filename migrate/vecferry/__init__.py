@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from vecferry.encoders import Encoder, load_encoder
     from vecferry.encoding import encode
     from vecferry.filtering import make_filter
+    from vecferry.filters import embed_filter
     from vecferry.fitting import fit
     from vecferry.gate import Gate
+    from vecferry.heads import unembedding
     from vecferry.inspection import inspect
     from vecferry.linear import LinearMap
     from vecferry.migration import migrate
@@ -49,6 +51,7 @@ _HOME = {
     "Report": "report",
     "assess": "assessing",
     "check": "checking",
+    "embed_filter": "filters",
     "encode": "encoding",
     "fit": "fitting",
     "inspect": "inspection",
@@ -58,6 +61,7 @@ _HOME = {
     "rollback": "store",
     "sample": "sampling",
     "transform": "transforming",
+    "unembedding": "heads",
     "warm": "warming",
 }
 
@@ -78,6 +82,7 @@ __all__ = [
     "VecferryError",
     "assess",
     "check",
+    "embed_filter",
     "encode",
     "fit",
     "inspect",
@@ -87,6 +92,7 @@ __all__ = [
     "rollback",
     "sample",
     "transform",
+    "unembedding",
     "warm",
 ]
 

@@ -15,6 +15,7 @@ import vecferry
 from vecferry.auto import QUERIES, Judge
 from vecferry.batch import Floats
 from vecferry.corpus import Corpus
+from vecferry.encoders.contract import is_identity
 from vecferry.encoders.local import locate
 from vecferry.errors import IncompatibleError, UsageError
 from vecferry.filters import KINDS, Given, make, possible
@@ -92,13 +93,15 @@ def make_filter(
             f"{reader.info.uri if reader is not None else store} holds vectors of {dim} dimensions, the hidden states "
             f"of {head.name} have {head.weight.shape[1]}: they aren't of this model"
         )
+    warnings: tuple[str, ...] = ()
+    if head is not None and space is not None and is_identity(space) and space.rpartition("@")[0] != head.name:
+        warnings = (f"the head is of {head.name}, the vectors are in the space {space!r}: are they of one model?",)
     given = _given(head, model, corpus, kind, dim, metric, smoothing, center_log, seed)
     parameters: dict[str, Any] = {"tau": tau}
-    warnings: tuple[str, ...] = ()
     if parts is not None:
         if kind == "auto":
-            kind, tried, warnings = choose(given, parts, tau, seed)
-            parameters["candidates"] = tried
+            kind, parameters["candidates"], more = choose(given, parts, tau, seed)
+            warnings += more
         given = dataclasses.replace(given, vectors=_unit(parts.source, metric))
     f = make(kind, given, tau, offset)
     if head is not None and "spectrum" in KINDS[kind].needs:

@@ -162,18 +162,20 @@ def _from_gguf(file: Path) -> tuple[str, Floats, Vocabulary | None]:
         architecture = str(reader.get_field("general.architecture").contents())
         tensors = {t.name: t for t in reader.tensors}
         vocabulary = of_gguf(reader)
-    except (ValueError, AttributeError, KeyError, IndexError) as error:
+    except Exception as error:  # whatever the library makes of a damaged file
         raise DataError(f"{file} can't be read as GGUF: {error!r}") from error
     causal = reader.get_field(f"{architecture}.attention.causal")
     tensor = next((tensors[n] for n in ("output.weight", "token_embd.weight") if n in tensors), None)
     if tensor is None or NO_HEAD.search(architecture) or (causal is not None and not causal.contents()):
         raise UsageError(f"{file} is a {architecture}, which has no head that predicts tokens: {INSTEAD}")
     columns, rows = (int(n) for n in tensor.shape)  # GGUF counts dimensions from the innermost
-    return (
-        tensor.name,
-        _widened(rows, columns, lambda p: gguf.dequantize(tensor.data[p], tensor.tensor_type)),
-        vocabulary,
-    )
+    try:
+        weight = _widened(rows, columns, lambda part: gguf.dequantize(tensor.data[part], tensor.tensor_type))
+    except NotImplementedError as error:
+        raise UsageError(
+            f"{file}: {tensor.name} is stored as {tensor.tensor_type.name}, which gguf can't read"
+        ) from error
+    return tensor.name, weight, vocabulary
 
 
 def describe(head: Head) -> dict[str, Any]:
