@@ -101,7 +101,7 @@ def test_eight_times_the_hold_out_is_foretold(noise, k):
     assert got.low <= true <= got.high
     assert abs(got.value - true) < 0.03
     assert abs(got.value - true) < (measured - true) / 2  # what the hold-out flatters by
-    assert got.high - got.low < 0.12
+    assert got.high - got.low < 0.13
 
 
 def test_farther_is_lower_and_less_certain(corpus):
@@ -174,3 +174,30 @@ def test_too_little_is_refused_with_both_numbers(corpus):
 
 def test_the_same_seed_gives_the_same_numbers(corpus):
     assert corpus.curve(HELD, 10).at(N) == corpus.curve(HELD, 10).at(N)
+
+
+def test_tight_clusters_do_not_make_it_claim_too_much():
+    """Held out are 7 of the 40 documents of a cluster: they show whether clusters are found, hardly which document is.
+
+    A form with the priors of texts alone, `LOOSE = (1,)`, claims too much in 10 of these 12 corpora.
+    """
+    too_high = covered = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        centres, d = rng.standard_normal((60, 24)), 24
+        true = unit(centres[rng.integers(0, 60, 4000)] + 0.3 * rng.standard_normal((4000, d)))
+        old = np.tanh(2 * true @ rng.standard_normal((d, d))) + 0.5 * rng.standard_normal((4000, d))
+        with_one = np.hstack([old, np.ones((4000, 1))])
+        weight = np.linalg.lstsq(with_one[2400:], true[2400:], rcond=None)[0]
+        translated = unit(with_one[:2400] @ weight)
+        queries = unit(true[rng.integers(0, 2400, 240)] + 0.25 * rng.standard_normal((240, d)))
+        held = rng.permutation(2400)[:400]
+        among_held = Truth.of(queries, true[held], depth(10, 400), "cosine")
+        found, _ = topk(queries, translated[held], depth(10, 400), "cosine")
+        told = SizeCurve.of(among_held, found, 10, seed=seed).at(2400)
+        among_all = Truth.of(queries, true[:2400], 10, "cosine")
+        value = among_all.agreement(topk(queries, translated, 10, "cosine")[0], 10).mean()
+        too_high += told.low > value
+        covered += told.low <= value <= told.high
+    assert too_high <= 2
+    assert covered >= 10
