@@ -392,3 +392,25 @@ def test_the_commands_name_all_kinds() -> None:
     from vecferry.filters import KINDS
 
     assert ("auto", *KINDS) == NAMED
+
+
+def test_by_labels_a_filter_is_measured_beside_all_dimensions(place: Path, tmp_path: Path) -> None:
+    q, y = (np.stack(pq.read_table(place / f"{n}.parquet")["vector"].to_numpy()) for n in ("queries", "new"))
+    relevant = nearest(q, y, 3)[:, 2]
+    lines = "".join(f"{i}\t{d}\t1\n" for i, d in enumerate(relevant))
+    (tmp_path / "qrels.tsv").write_text(lines)
+    given = {"store": place / "new.parquet", "queries": place / "queries.parquet", "qrels": tmp_path / "qrels.tsv"}
+    f = make_filter(tau=TAU, kind="pca", **given)
+    held = holdout_of(f)
+    assert f.card is not None
+    ids = held.ids.to_numpy()
+    asked = [int(i) for i in held.query_ids.to_pylist()]
+    known = [i for i, name in enumerate(asked) if relevant[name] in ids]
+    for what, g in (("ndcg@10", f.apply), ("ndcg@10 in all dimensions", lambda x: x)):
+        ranks = nearest(g(held.queries[known]), g(held.target))
+        gains = [
+            sum(1 / np.log2(place + 2) for place, d in enumerate(row) if ids[d] == relevant[asked[i]])
+            for i, row in zip(known, ranks, strict=True)
+        ]
+        assert f.card.measured[what] == pytest.approx(np.mean(gains), abs=1e-3)
+    assert f.card.measured["ndcg@10 in all dimensions"] > 0.45

@@ -27,7 +27,7 @@ from vecferry.mapfile import seal
 from vecferry.norms import Norms, metric_of
 from vecferry.pairs import BadRows, Pairs, read_queries
 from vecferry.qrels import read_qrels
-from vecferry.recall import Metric, Places, Values, topk, without
+from vecferry.recall import Metric, Places, Values, ndcg, topk, without
 from vecferry.sampling import draw
 from vecferry.spectrum import Spectrum, band, frequent, smoothed
 from vecferry.split import Split, beside, split
@@ -150,6 +150,22 @@ def texts_in(corpus: str | Path) -> Iterator[str]:
             yield from [text] if isinstance(text, str) else text or []
 
 
+def measure(f: LinearMap, holdout: Holdout, metric: Metric) -> dict[str, Any]:
+    """Return agreement on the hold-out and, with labels, nDCG beside that of all dimensions: the filter may be better.
+
+    Agreement takes the search in all dimensions for right; only labels can say that it isn't.
+    """
+    name, judge = _judge(holdout.target, holdout.queries, metric)
+    queries = holdout.queries
+    measured: dict[str, Any] = {"documents": len(holdout.ids), "queries": 0 if queries is None else len(queries)}
+    measured[name] = round(float(agreement(f, judge, holdout.target).mean()), 4)
+    if holdout.qrels is not None and queries is not None:
+        for what, g in ((f"ndcg@{judge.k}", f.apply), (f"ndcg@{judge.k} in all dimensions", np.asarray)):
+            found, _ = topk(g(queries), g(holdout.target), judge.k, metric)
+            measured[what] = round(float(np.nanmean(ndcg(found, holdout.qrels, judge.k))), 4)
+    return measured
+
+
 def _judge(documents: Floats, queries: Floats | None, metric: Metric) -> tuple[str, Judge]:
     random = np.random.default_rng(0)
     own: Places | None = None
@@ -225,12 +241,7 @@ def _sealed(
     seed: int,
 ) -> LinearMap:
     """Give a filter its card: whose vectors it takes, what it was made of, and what it keeps of searches."""
-    measured: dict[str, Any] = {}
-    if holdout is not None:
-        name, judge = _judge(holdout.target, holdout.queries, metric)
-        found = round(float(agreement(f, judge, holdout.target).mean()), 4)
-        asked = 0 if holdout.queries is None else len(holdout.queries)
-        measured = {"documents": len(holdout.ids), "queries": asked, name: found}
+    measured = {} if holdout is None else measure(f, holdout, metric)
     digest = hashlib.sha256(f.weight.tobytes() + (b"" if f.bias is None else f.bias.tobytes())).hexdigest()[:12]
     reduced = f"{space or 'unnamed'} | {kind} 1/{parameters['tau']} {digest}"
     card = Card(
