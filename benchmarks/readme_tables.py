@@ -1,8 +1,9 @@
-"""Put the tables of benchmarks/results/*.json into README.md, between its `<!-- table: NAME -->` and `<!-- end -->`.
+"""Put the tables of benchmarks/results/*.json into README.md and docs/*.md.
 
     python benchmarks/readme_tables.py [--check]
 
-With --check nothing is written, and the exit status says whether the README holds what the results say.
+Each stands there between `<!-- table: NAME -->` and `<!-- end -->`. With --check nothing is written; files that hold
+something else than the results say are named, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def fill(text: str) -> str:
-    """Return the README with every table made anew; raise KeyError for a table that nothing makes."""
+    """Return a page with every table made anew; raise KeyError for a table that nothing makes."""
 
     def table(match: re.Match[str]) -> str:
         name = match[1]
@@ -172,12 +173,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    path = ROOT / "README.md"
-    before = path.read_text(encoding="utf-8")
-    after = fill(before)
-    if check:
-        sys.exit(before != after)
-    path.write_text(after, encoding="utf-8")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    filled = {path: fill(path.read_text(encoding="utf-8")) for path in pages}
+    stale = {path: text for path, text in filled.items() if text != path.read_text(encoding="utf-8")}
+    if check and stale:
+        sys.exit("not what benchmarks/results says: " + ", ".join(str(path.relative_to(ROOT)) for path in stale))
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
