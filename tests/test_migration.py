@@ -127,6 +127,34 @@ def test_a_failed_gate_publishes_nothing_and_a_resumed_run_with_another_gate_doe
     assert not [n for n in names(tmp_path) if n.startswith(".")]
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_gate_that_fails_for_what_is_published_already_speaks_of_no_stage(
+    overwrite: bool, data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "new.faiss"
+    vecferry.migrate(source, target, a_map(data), gate="agreement@10>=0.3")
+    before, files = target.read_bytes(), names(tmp_path)
+    again = vecferry.migrate(source, target, a_map(data), gate="agreement@10>=0.999", overwrite=overwrite)
+    assert isinstance(again, vecferry.Report)
+    assert (again.passed, again.exit_code, again.facts["published"]) == (False, 1, True)
+    assert again.warnings[0].endswith("nothing was written; it stays published, though this gate did not pass")
+    assert f"vecferry rollback faiss:{target} if it replaced an index" in again.next_step()
+    assert "stage" not in again.next_step()
+    assert "--resume" not in again.next_step()
+    assert (target.read_bytes(), names(tmp_path)) == (before, files)
+
+
+def test_a_dry_run_of_a_finished_migration_measures_nothing(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "new.faiss"
+    vecferry.migrate(source, target, a_map(data))
+    again = vecferry.migrate(source, target, a_map(data), gate="agreement@10>=0.999", dry_run=True)
+    assert isinstance(again, vecferry.Report)
+    assert again.warnings[0].endswith("published by this very migration before: nothing would be written")
+    assert (again.evaluation, again.decision, again.exit_code) == (None, None, 0)
+
+
 @pytest.mark.parametrize("kind", ["random", "constant"])
 @pytest.mark.case("p1")
 def test_a_worthless_map_fails_the_gate(kind: str, data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:

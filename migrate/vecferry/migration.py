@@ -82,7 +82,8 @@ def migrate(
     payload        a Parquet file for the columns that the target can't hold; `drop_payload` leaves them behind
 
     Nothing is visible at `destination` before the gate has passed. A stopped run continues with `resume`, to the
-    same bytes. With `dry_run` an Estimate is returned and nothing is written. Raises UsageError, DataError,
+    same bytes. With `dry_run` an Estimate is returned and nothing is written; of a migration that was finished before,
+    a Report that says so and measures nothing. Raises UsageError, DataError,
     IncompatibleError before any work where the input or the options can't work, BadRowsError when a bad row is met,
     and StoppedError when interrupted.
     """
@@ -126,8 +127,11 @@ def migrate(
         plan = make_plan(reader, destination, m, card, index=index, dtype=dtype, true=true, seed=seed, **rules)
         aside = None if payload is None else Path(payload)
         if (published := finished(plan, reader.info)) is not None:
-            written = None if dry_run else _complete(plan, reader, aside, batch_size, skip=bad.skip)
-            return _judge_again(plan, measure, published, written)
+            if dry_run:
+                missing = None if aside is None or aside.exists() else aside
+                return _already(plan, reader, published, missing, Measured(), would=True)
+            written = _complete(plan, reader, aside, batch_size, skip=bad.skip)
+            return _already(plan, reader, published, written, _judge_again(plan, measure))
         check_apart(reader.info, plan, m, aside)
         doubled, drop = duplicates(reader)
         if doubled and duplicate_ids == "fail":
@@ -265,15 +269,24 @@ def _complete(plan: Plan, reader: Reader, aside: Path | None, batch_size: int, *
     return aside
 
 
-def _judge_again(plan: Plan, measure: Measure, published: StoreInfo, written: Path | None) -> Report:
-    """Say that this very migration was finished before, and hold it to the gate."""
-    measured = Measured()
-    if measure.gate is not None or measure.true is not None:
-        with open_reader(plan.destination) as target:
-            measured = measure.of(target)
+def _judge_again(plan: Plan, measure: Measure) -> Measured:
+    """Hold what is published to the gate."""
+    if measure.gate is None and measure.true is None:
+        return Measured()
+    with open_reader(plan.destination) as target:
+        return measure.of(target)
+
+
+def _already(
+    plan: Plan, reader: Reader, published: StoreInfo, written: Path | None, measured: Measured, *, would: bool = False
+) -> Report:
+    """Say that this very migration was finished before, and that its target stays whatever the gate says of it now."""
     what = "nothing" if written is None else f"only {written}"
-    note = f"{plan.destination.path} was finished and published by this very migration before: {what} was written"
-    facts = _facts(measure.source, plan) | {"written": published.count, "published": True}
+    did = "would be" if would else "was"
+    note = f"{plan.destination.path} was finished and published by this very migration before: {what} {did} written"
+    if measured.decision is not None and not measured.decision.passed:
+        note += "; it stays published, though this gate did not pass"
+    facts = _facts(reader, plan) | {"written": published.count, "published": True}
     return _report(facts, measured, (note,), {})
 
 

@@ -26,6 +26,11 @@ NEXT = {
     "inconclusive": "it stays staged beside {destination}: fit with more held-out documents or queries, or publish "
     "it with --resume and another --gate",
 }
+STAYS = (
+    "{destination} was published by an earlier run and stays: go back with vecferry rollback {destination} if it "
+    "replaced an index (.bak), or migrate to another name with a better map"
+)
+"""What to do about a gate that didn't pass for what is published already: there is no stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ class Report:
     def next_step(self) -> str:
         """Return what to do next, in a line."""
         outcome = self.decision.outcome if self.decision is not None else "pass"
-        return NEXT[outcome].format(destination=self.facts.get("destination", ""))
+        step = STAYS if outcome != "pass" and self.facts.get("published") else NEXT[outcome]
+        return step.format(destination=self.facts.get("destination", ""))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain lists, dictionaries, strings and numbers, the same for the same run but for "timing"."""
