@@ -187,8 +187,9 @@ def test_queries_of_which_only_a_part_was_held_out_are_warned_of(world):
     fitted = unit(np.random.default_rng(9).standard_normal((35, D)))
     names = world.names.to_pylist()
     both = world.store(np.concatenate([world.queries, fitted]), names + [f"fit{i}" for i in range(35)])
-    (warning,) = check(world.index(), map=world.m, queries=both).warnings
-    assert f"{Q} of the {Q + 35} queries were held out" in warning
+    for truth in (None, world.truth()):
+        (warning,) = check(world.index(), map=world.m, truth=truth, queries=both).warnings
+        assert f"{Q} of the {Q + 35} queries were held out" in warning
     for store in (world.store(world.queries, names), world.store(fitted, [f"new{i}" for i in range(35)])):
         assert check(world.index(), map=world.m, queries=store).warnings == ()
 
@@ -345,6 +346,15 @@ def test_calls_that_cannot_be_right(world):
         check(world.index(), map=world.m, gate="agreement")
     with pytest.raises(UsageError, match="--source-queries goes with --map and --queries"):
         check(world.index(), map=world.m, source_queries=world.store(world.source[:Q], world.names))
+    with pytest.raises(UsageError, match="at full size there is no status quo") as caught:
+        check(
+            world.index(),
+            map=world.m,
+            truth=world.truth(),
+            queries=world.store(world.queries, world.names),
+            source_queries=world.store(world.source[:Q], world.names),
+        )
+    assert caught.value.exit_code == 2
     exact = world.store(world.source[:N], world.ids)
     for given in ({"truth": world.truth()}, {"truth": world.truth(), "map": world.m}):
         with pytest.raises(UsageError, match="--source-exact goes with --map and without --truth"):

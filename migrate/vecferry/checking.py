@@ -48,7 +48,7 @@ def check(
                   re-embedding in all dimensions
     truth         a store of all documents encoded by the new model: measure at full size instead, joined by id
     queries       a store of the new model's query vectors, in place of the hold-out's; `source_queries` the old
-                  model's for the same ids; `qrels` labels by query and document id
+                  model's for the same ids, without `truth`; `qrels` labels by query and document id
     slice         a payload column of the index or of `truth`, or of `slice_file`, a Parquet file with ids in the
                   column `id`: measure each of its values by itself too
     source_exact  a store of exact source vectors, at least of the held-out ids: where the source stored codes, it
@@ -75,6 +75,11 @@ def check(
         card_of(m, "document")
     if source_queries is not None and (m is None or queries is None):
         raise UsageError("--source-queries goes with --map and --queries, to which they are matched by id")
+    if source_queries is not None and truth is not None:
+        raise UsageError(
+            "--source-queries goes without --truth: the old queries ask the old index, and at full size there is no "
+            "status quo to ask them of"
+        )
     if source_exact is not None and (m is None or truth is not None):
         raise UsageError(
             "--source-exact goes with --map and without --truth: what the source's codes lost is measured on the map's "
