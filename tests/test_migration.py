@@ -192,6 +192,26 @@ def test_the_wrong_map_is_refused_before_anything_is_written(
     assert names(tmp_path) == ["old.faiss"]
 
 
+def test_an_index_that_only_numbers_the_same_vectors_is_told_to_lack_ids(
+    data: dict[str, np.ndarray], source: str, tmp_path: Path
+) -> None:
+    """Of ids from 2,900 to 3,499 only those below 3,000 are numbers of rows, and of other rows."""
+    m = a_map(data)
+    assert isinstance(m.holdout, Holdout)
+    shifted = dataclasses.replace(m.holdout, ids=pa.array(np.arange(600) + 2900))
+    with pytest.raises(IncompatibleError, match="100 of 100 held-out ids") as caught:
+        vecferry.migrate(source, tmp_path / "new.faiss", seal(dataclasses.replace(m, holdout=shifted)))
+    assert "another store" in str(caught.value)  # half of them are here: it is not for want of ids
+    shifted = dataclasses.replace(m.holdout, ids=pa.array(np.arange(600) + 2983))
+    with pytest.raises(IncompatibleError) as caught:
+        vecferry.migrate(source, tmp_path / "new.faiss", seal(dataclasses.replace(m, holdout=shifted)))
+    said = str(caught.value)
+    assert "only 17 of 200 held-out ids of the map are in it, and 17 of these have other vectors" in said
+    assert "it only numbers its rows: add the vectors to it with their ids, in an IndexIDMap2" in said
+    assert caught.value.exit_code == 4
+    assert "swapped" not in said
+
+
 @pytest.mark.case("1")
 def test_a_store_in_the_target_space_is_refused(data: dict[str, np.ndarray], source: str, tmp_path: Path) -> None:
     m = seal(LinearMap(np.eye(D_IN), post="l2", card=Card(Side(D_IN, "old"), Side(D_IN, "new"), "by hand")))

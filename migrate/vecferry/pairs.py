@@ -156,7 +156,7 @@ def join(source: Reader, target: Reader, bad: BadRows, drawn: Callable[[pa.Array
         raise DataError(
             f"none of the {len(rows)} ids of {target.info.uri} ({', '.join(shown[0])}, ...) is in {where} "
             f"({', '.join(shown[1])}, ...): give both stores the same ids"
-            + (f"; {where} only numbers its rows: {_naming_ids(source.info)}" if source.info.id_type is None else "")
+            + (f"; {where} only numbers its rows: {naming_ids(source.info)}" if source.info.id_type is None else "")
         )
     keep = bad.drop(counts == 0, rows.ids, where, f"ids of {target.info.uri} are not in it", "Give both the same ids")
     keep &= bad.drop(counts > 1, rows.ids, where, "ids of the pairs stand in it more than once", "Make ids unique")
@@ -227,14 +227,14 @@ def _check_numbering(source: StoreInfo, target: StoreInfo) -> None:
         other = "stores ids" if source.id_type is not None else f"numbers {source.count}"
         raise UsageError(
             f"{target.uri} numbers its {target.count} rows and {source.uri} {other}: which belong together "
-            f"can't be known; {_naming_ids(target)}"
+            f"can't be known; {naming_ids(target)}"
         )
 
 
 def _check_kinds(source: StoreInfo, target: StoreInfo) -> None:
     kinds = [info.id_type or pa.int64() for info in (source, target)]
     if pa.types.is_integer(kinds[0]) != pa.types.is_integer(kinds[1]):
-        cure = f"store the target's ids as {kinds[0]}" if source.id_type is not None else _naming_ids(source)
+        cure = f"store the target's ids as {kinds[0]}" if source.id_type is not None else naming_ids(source)
         raise UsageError(f"ids of {source.uri} are {_kind(source)}, those of {target.uri} are {_kind(target)}: {cure}")
 
 
@@ -242,8 +242,10 @@ def _kind(info: StoreInfo) -> str:
     return "row numbers" if info.id_type is None else str(info.id_type)
 
 
-def _naming_ids(info: StoreInfo) -> str:
+def naming_ids(info: StoreInfo) -> str:
     """Say how a store whose rows are only numbered gets ids: from the right one of its columns, if it has some."""
+    if info.kind == "faiss":
+        return "add the vectors to it with their ids, in an IndexIDMap2"
     if info.kind != "parquet":
         return "store the ids beside the vectors, as in npy:VECTORS.npy?ids=IDS.npy"
     others = [name for name, role in info.columns.items() if role == "payload"]

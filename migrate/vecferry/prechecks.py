@@ -17,7 +17,7 @@ from vecferry.gate import SIZED, WORST, Gate
 from vecferry.holdout import Holdout, holdout_of
 from vecferry.linear import Card, LinearMap
 from vecferry.mapfile import HOLDOUT
-from vecferry.pairs import BadRows
+from vecferry.pairs import BadRows, naming_ids
 from vecferry.plan import Plan, source_files
 from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find
 
@@ -88,6 +88,13 @@ def check_source(
     # codes give back other vectors than those the map was fitted on; they are still nearer to them than to others'
     near = np.linalg.norm(here - np.roll(then, 1, axis=0), axis=1) if info.lossy and len(known) > 1 else 0
     apart = distance > np.maximum(near, 1e-2 * np.linalg.norm(then, axis=1))
+    if apart.mean() > 0.5 and len(known) < len(ids) / 2:
+        raise IncompatibleError(
+            f"{info.uri}: only {len(known)} of {len(ids)} held-out ids of the map are in it, and {int(apart.sum())} of "
+            "these have other vectors than when the map was fitted: it has other ids than the store the map was "
+            "fitted on"
+            + (f", since it only numbers its rows: {naming_ids(info)}" if info.id_type is None else ", or is another")
+        )
     if apart.mean() > 0.5:
         raise IncompatibleError(
             f"{info.uri}: {int(apart.sum())} of {len(known)} held-out ids have other vectors than when the map was "
