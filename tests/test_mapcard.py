@@ -19,6 +19,7 @@ from vecferry.linear import Card, LinearMap, Side
 from vecferry.mapcard import brief, describe, page
 
 DATA = Path(str(files("vecferry") / "data"))
+NAMED = ("chosen", "ridge", "procrustes")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_json_of_a_fit_and_of_its_inspection_is_the_whole_card(stores: list[str]
     assert run("inspect", tmp_path / "map", "--json").stdout == done.stdout
 
 
-def test_inspect_says_that_it_is_a_map_and_shows_all_candidates(stores: list[str], tmp_path: Path) -> None:
+def test_inspect_says_that_it_is_a_map_and_shows_the_best_candidates(stores: list[str], tmp_path: Path) -> None:
     run("fit", *stores, "-o", tmp_path / "map")
     shown = run("inspect", tmp_path / "map").stdout
     first = shown.splitlines()[:3]
@@ -85,8 +86,14 @@ def test_inspect_says_that_it_is_a_map_and_shows_all_candidates(stores: list[str
     card = json.loads((tmp_path / "map" / "card.json").read_text(encoding="utf-8"))
     assert card["sha256"] in shown
     table = shown.partition("maps that were tried")[2].splitlines()[2:]
-    assert len(table) == len(card["parameters"]["candidates"])
-    assert (tmp_path / "map" / "README.md").read_text(encoding="utf-8").count("\n| ") >= len(table)
+    tried = card["parameters"]["candidates"]
+    best = sorted((c["agreement@10"] for c in tried), reverse=True)[:10]
+    column = shown.partition("maps that were tried")[2].splitlines()[1].split().index("agreement@10")
+    assert [float(row.split()[column - (not row.startswith(NAMED))]) for row in table[:-1]] == pytest.approx(
+        best, abs=1e-4
+    )
+    assert table[-1] == f"and {len(tried) - 10} others, which did no better: all of them with --json"
+    assert (tmp_path / "map" / "README.md").read_text(encoding="utf-8").count("\n| ") >= len(tried)
     refused = run("inspect", tmp_path / "map", "--scan")
     assert (refused.exit_code, "leave out --scan" in refused.stderr) == (2, True)
 

@@ -1,4 +1,4 @@
-"""What a map's card says, for people: a few lines after a fit, all of it for `inspect`, a page in the map's folder.
+"""What a map's card says, for people: a few lines after a fit, more for `inspect`, a page in the map's folder.
 
 All three show the same facts, so that no two of them can disagree.
 """
@@ -23,6 +23,8 @@ TRIED = {
 }
 BRIEF = ("map", "from", "to", "pairs", "solver", "leave-one-out", "held out", "more pairs")
 """The facts that are shown after a fit."""
+SHOWN = 10
+"""Candidates that `inspect` shows: there are over a hundred of them, the best first."""
 
 
 def facts(m: LinearMap, card: Card) -> list[tuple[str, str]]:
@@ -67,13 +69,15 @@ def brief(m: LinearMap) -> str:
 
 
 def describe(m: LinearMap) -> str:
-    """Write all of a map's card, the candidates of its choice as a table; raise UsageError for a map without a card."""
+    """Write a map's card, the best candidates of its choice as a table; raise UsageError for a map without a card."""
     card = _card(m)
     lines = [*_aligned(facts(m, card)), *(f"warning: {w}" for w in card.warnings)]
-    if table := _candidates(card):
+    if tried := _candidates(card):
+        table, others = tried[: SHOWN + 1], len(tried) - 1 - SHOWN
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines += ["", TRIED[card.direction]]
         lines += ["  ".join(v.ljust(w) for v, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        lines += [f"and {others} others, which did no better: all of them with --json"] if others > 0 else []
     return "\n".join(lines)
 
 
