@@ -129,9 +129,8 @@ def fields(given: Given) -> dict[str, Any]:
     return {name: getattr(given, name) for name in Given.__dataclass_fields__}
 
 
-def cone(name: str, documents: Any, queries: Any, spectrum: Spectrum, head: Any, counts: Any, tau: int) -> Any:
+def cone(name: str, documents: Any, spectrum: Spectrum, head: Any, counts: Any, tau: int) -> Any:
     """Say how near the corpus mean is to the average token, in both forms, before and after filtering."""
-    del queries
     mean = documents[:DOCUMENTS].mean(0, dtype=np.float64)
     f = make("embedfilter", Given(len(mean), "ip", spectrum), tau).weight.astype(np.float64)
     for form, center in (("log p", False), ("centred log p", True)):
@@ -156,6 +155,7 @@ def main() -> None:
     parser.add_argument("--tau", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--vectors", nargs=3, action="append", metavar=("NAME", "DOCS", "QUERIES"), default=[])
+    parser.add_argument("--only", help="of these kinds of vectors only one, beside the results that there are")
     parser.add_argument("--output", type=Path, default=RESULTS)
     args = parser.parse_args()
     head = read_head(args.model)
@@ -170,30 +170,30 @@ def main() -> None:
     )
     sets = [(n, args.data / f"{n}_docs.npy", args.data / f"{n}_queries.npy") for n in ("smollm2_mean", "smollm2_eol")]
     sets += [(name, Path(documents), Path(queries)) for name, documents, queries in args.vectors]
-    found: list[dict[str, Any]] = []
-    cones: list[dict[str, Any]] = []
-    with threadpool_limits(1, "blas"):
-        for name, documents, queries in sets:
-            x, q = load(documents), load(queries)
-            cones += cone(name, x, q, spectrum, head.weight, counts, args.tau[0])
+    known = json.loads(args.output.read_text()) if args.output.exists() else {"runs": [], "cone": []}
+    content: dict[str, Any] = {
+        "parameters": {"documents": DOCUMENTS, "queries": len(task.qrels.query), "probe fitted on": PROBED},
+        "model": {"name": head.name, "tokens": len(head.weight), "dim": spectrum.dim},
+        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "vecferry": vecferry.__version__},
+    }
+    for name, documents, queries in sets:
+        if args.only not in (None, name):
+            continue
+        x, q, done = load(documents), load(queries), []
+        with threadpool_limits(1, "blas"):
             for run in runs(task, name, x, q, given, args.tau, args.seeds):
                 expected = PUBLISHED.get((name, run["kind"], run["tau"]))
                 if expected is not None:
                     run["difference"] = round(run[f"ndcg@{K}"] - expected, 4)
-                found.append(run)
+                done.append(run)
                 print(json.dumps(run), flush=True)
-    worst = max((abs(r["difference"]) for r in found if "difference" in r), default=None)
-    content = {
-        "parameters": {"documents": DOCUMENTS, "queries": len(task.qrels.query), "probe fitted on": PROBED},
-        "model": {"name": head.name, "tokens": len(head.weight), "dim": spectrum.dim},
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "vecferry": vecferry.__version__},
-        "largest difference from what was measured before": worst,
-        "average token and corpus mean, cosine": cones,
-        "runs": found,
-    }
-    args.output.write_text(json.dumps(content, indent=1) + "\n")
-    print(table([{k: v for k, v in r.items() if k != "difference"} for r in found]))
-    print(f"largest difference from what was measured before: {worst}")
+            cones = list(cone(name, x, spectrum, head.weight, counts, args.tau[0]))
+        known = {key: [r for r in known[key] if r["vectors"] != name] for key in ("runs", "cone")}
+        known = {"runs": known["runs"] + done, "cone": known["cone"] + cones}
+        worst = max((abs(r["difference"]) for r in known["runs"] if "difference" in r), default=None)
+        content["largest difference from what was measured before"] = worst
+        args.output.write_text(json.dumps(content | known, indent=1) + "\n")
+    print(table([{k: v for k, v in r.items() if k != "difference"} for r in known["runs"]]))
 
 
 if __name__ == "__main__":
