@@ -56,6 +56,9 @@ def test_the_demo_says_the_verdict_and_its_meaning_before_the_tables(folder: Pat
     numbers = re.findall(r"was foretold, (0\.\d+) \[(0\.\d+), (0\.\d+)\].* it is (0\.\d+)\.", said)[0]
     assert list(numbers[:3]) == [f"{x:.3f}" for x in (told.value, told.low, told.high)]
     assert told.low < float(numbers[3]) < told.high  # the truth, which a real job doesn't have
+    whole = re.findall(r"nDCG@10 is (0\.\d+) translated, (0\.\d+) re-embedded\.", said)[0]
+    table = said.partition("ndcg@10 among 4,500 documents")[2]
+    assert list(whole) == [re.findall(rf"{row} +(0\.\d+) ", table)[0] for row in ("as indexed", "re-embedded")]
     assert said.index("PASS") < said.index("no more.") < said.index("interval")
 
 

@@ -131,6 +131,8 @@ def meaning(report: vecferry.Report, full: vecferry.Report) -> str:
         "information, and no more.",
         f"A number is for a corpus of its size: for all {rows:,} documents agreement@{K} was foretold, "
         f"{told.value:.3f} [{told.low:.3f}, {told.high:.3f}], by which the gate decided. Measured against re-embedding "
-        f"all of them it is {value(AS_INDEXED, 'agreement', whole):.3f}.",
+        f"all of them it is {value(AS_INDEXED, 'agreement', whole):.3f}. Labels are harder to meet there too: "
+        f"nDCG@{K} is {value(AS_INDEXED, 'ndcg', whole):.3f} translated, {value(RE_EMBEDDED, 'ndcg', whole):.3f} "
+        "re-embedded.",
     ]
     return "\n".join(textwrap.fill(line, 100, subsequent_indent="  ") for line in lines)
