@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from vecferry.batch import Floats
-from vecferry.bench import Bench, Find
+from vecferry.bench import Bench
 from vecferry.encoded import TrueRows
 from vecferry.errors import UnsupportedError
-from vecferry.evaluate import exactly, present
-from vecferry.fullsize import as_asked, own_metric, search
+from vecferry.evaluate import exactly, present, stored_way
+from vecferry.fullsize import search
 from vecferry.holdout import Holdout
 from vecferry.linear import LinearMap
 from vecferry.measured import AS_INDEXED, Evaluation, Loss
-from vecferry.recall import Metric, Values, topk, without
+from vecferry.recall import Metric, Values, without
+from vecferry.sizes import Find
 from vecferry.store import Reader
 
 MAP = "the map"
@@ -180,12 +181,11 @@ def _of_target(
     seed: int,
 ) -> Iterator[Loss]:
     """Yield what the target's codes lose, and its search among the held-out documents."""
-    try:
-        vectors, ranking = staged.take(held.ids).vectors, own_metric(staged.info, metric)
-        stored = agreement(lambda queries, k: topk(as_asked(queries, metric), vectors, k, ranking)[0])
-    except UnsupportedError as error:
-        yield from (Loss(cause, name, reason=str(error)) for cause in (TARGET_CODES, ANN))
+    way = stored_way(staged, held.ids, metric)
+    if isinstance(way, str):
+        yield from (Loss(cause, name, reason=way) for cause in (TARGET_CODES, ANN))
         return
+    stored = agreement(way)
     yield Loss.of(TARGET_CODES, name, before - stored, seed=seed)
     try:
         searched = agreement(lambda queries, k: search(staged, queries, k, metric, held.ids))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,22 +14,18 @@ from vecferry.holdout import Holdout, Qrels
 from vecferry.hubness import hubness
 from vecferry.measured import AS_INDEXED, RE_EMBEDDED, TRANSLATED, Cell, Curve, PerQuery, Row, Slices
 from vecferry.recall import Metric, Places, Truth, Values, identity_recall, label_recall, ndcg, without
-from vecferry.sizes import Foretold, Sizes
+from vecferry.sizes import Find, Foretold, Ground, Sizes
 from vecferry.slices import Slicing, documents_of, measure_slices
 
-FORETOLD = (TRANSLATED, AS_INDEXED)
-"""Ways of searching of which agreement at other sizes is foretold."""
 STAND_INS = 1000
 """Documents that stand in as queries; more of them narrow an interval that is narrow already."""
-
-Find = Callable[[Floats, int], Places]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bench:
     """Hold what all rows are compared with: true neighbours of the queries, and of documents standing in.
 
-    sizes     at which sizes the rows of `FORETOLD` are foretold
+    sizes     at which sizes agreement is foretold, of the rows that have a ground for it
     kept      the values behind the cells of the row "as indexed", by metric and k
     foretold  the curves behind its foretold cells, by row, metric and k
     """
@@ -58,11 +54,19 @@ class Bench:
         return cls(held, metric, ks, seed, chosen, asked, by_documents, sizes)
 
     def row(
-        self, name: str, way: Find | str, queries: Floats | None, documents: Floats, identities: Floats | None = None
+        self,
+        name: str,
+        way: Find | str,
+        queries: Floats | None,
+        documents: Floats,
+        *,
+        identities: Floats | None = None,
+        ground: Ground | None = None,
     ) -> Row:
         """Measure one way of searching, or give the reason why it can't be tried.
 
-        A user of this way asks with `queries`; `documents` holds what to ask with where documents stand in.
+        A user of this way asks with `queries`; `documents` holds what to ask with where documents stand in. With
+        `ground` agreement at other sizes is foretold.
         """
         cells: list[Cell] = []
         n, asked, by_documents = len(self.held.ids), self.asked, self.by_documents
@@ -91,8 +95,8 @@ class Bench:
             else:
                 cells.append(Cell("doc-agreement", k, reason=why))
             cells += self._labelled(name, k, found if why is None else None, why or unasked)
-        if name in FORETOLD:
-            cells += self._at_sizes(name, way, queries, documents[self.stand_ins], {c.name: c for c in cells})
+        if ground is not None:
+            cells += self._at_sizes(name, ground, queries, documents[self.stand_ins], {c.name: c for c in cells})
         if identities is not None and not isinstance(way, str) and usable:
             nearest = tuple(sorted({1, *usable}))
             recalls = identity_recall(
@@ -123,10 +127,10 @@ class Bench:
         return measure_slices(slicing.column, asked, names[self.stand_ins], self.kept, len(names), seed=self.seed)
 
     def _at_sizes(
-        self, name: str, way: Find | str, queries: Floats | None, documents: Floats, measured: Mapping[str, Cell]
+        self, name: str, ground: Ground, queries: Floats | None, documents: Floats, measured: Mapping[str, Cell]
     ) -> Iterator[Cell]:
-        """Yield what is foretold of one way of searching, from a search that looks deeper than the measured one."""
-        top = self.sizes.depth
+        """Yield what is foretold of one way of searching, or the reason where it can't be."""
+        top, way = self.sizes.depth, ground.find
         for metric, truth, asked in (
             ("agreement", self.asked, queries),
             ("doc-agreement", self.by_documents, documents),
@@ -134,7 +138,7 @@ class Bench:
             found: Places | None = None
             for k in self.ks:
                 own, n = measured[f"{metric}@{k}"], len(self.held.ids)
-                reason = own.reason
+                reason = own.reason or (way if isinstance(way, str) else None)
                 if reason is None and n < LEAST * max(k, 10):
                     reason = f"at least {LEAST * max(k, 10):,} held-out documents are needed, not {n:,}"
                 if reason is None and own.queries < 2:
@@ -149,7 +153,7 @@ class Bench:
                     found = way(asked, top)
                 elif found is None:
                     found = without(way(asked, top + 1), self.stand_ins)
-                told = Foretold.of(truth, found, own, self.seed)
+                told = Foretold.of(truth, found, own, ground, self.seed)
                 self.foretold[name, metric, k] = told
                 yield from (told.at(size) for size in self.sizes.at(k))
 

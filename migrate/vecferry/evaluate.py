@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 
 from vecferry.batch import Floats, IdDigest
-from vecferry.bench import Bench, Find
+from vecferry.bench import Bench
 from vecferry.errors import IncompatibleError, UnsupportedError
-from vecferry.fullsize import Overlap, as_asked, index_overlap, search
+from vecferry.fullsize import Overlap, as_asked, index_overlap, own_metric, search
 from vecferry.gate import Gate
 from vecferry.holdout import Holdout
 from vecferry.linear import LinearMap
@@ -22,7 +22,6 @@ from vecferry.measured import (
     STATUS_QUO,
     TRANSLATED,
     Cell,
-    Curve,
     Evaluation,
     PerQuery,
 )
@@ -33,7 +32,7 @@ from vecferry.recall import (
     rerank,
     topk,
 )
-from vecferry.sizes import Sizes
+from vecferry.sizes import Find, Ground, Sizes
 from vecferry.slices import Slicing
 from vecferry.store import Reader, find
 
@@ -81,26 +80,37 @@ def evaluate(
     if len(held.ids) > 1:
         require_apart(as_asked(held.target, "cosine").mean(axis=0, dtype=np.float64), "the hold-out")
     translated = m.apply(held.source)
+    overlap_cells: tuple[Cell, ...] = ()
+    overlap: Overlap | None = None
+    overlaps: tuple[PerQuery, ...] = ()
+    stored: Find | str = indexed if isinstance(indexed, str) else ""
+    if staged is not None:
+        wanted = gate is not None and "index-overlap" in gate.metrics
+        overlap_cells, overlap, overlaps = _overlap(staged, held, m, metric, ks, seed, wanted)
+        stored = stored or stored_way(staged, held.ids, metric)
     sizes = Sizes.of(len(held.ids), None if staged is None else staged.info.count, k, gate)
     bench = Bench.of(held, metric, ks, seed, sizes)
+    of_translated = exactly(translated, metric)
+    identities = translated if m.ask is None else None
+    shares = {cell.k: cell for cell in overlap_cells if cell.value is not None}
     rows = [
         bench.row(STATUS_QUO, _quo(held, m, metric), held.source_queries, held.source),
         bench.row(NAIVE_SWAP, _swap(held, m, metric), held.queries, held.target, identities=held.source),
-        bench.row(TRANSLATED, exactly(translated, metric), asked, documents, translated if m.ask is None else None),
-        bench.row(AS_INDEXED, indexed, asked, documents),
+        bench.row(TRANSLATED, of_translated, asked, documents, identities=identities, ground=Ground(of_translated, {})),
+        bench.row(AS_INDEXED, indexed, asked, documents, ground=Ground(stored, shares)),
         bench.row(*_cascade(translated, held.target, m, metric, max(ks)), held.queries, held.target),
         bench.row(RE_EMBEDDED, exactly(held.target, metric), held.queries, held.target),
     ]
-    per_query = bench.per_query()
-    sweep: tuple[Curve, ...] = ()
-    if staged is not None:
-        wanted = gate is not None and "index-overlap" in gate.metrics
-        cells, overlap, overlaps = _overlap(staged, held, m, metric, ks, seed, wanted)
-        sweep = () if overlap is None else overlap.curves(k, seed=seed)
-        per_query += overlaps
-        rows = [replace(r, cells=r.cells + cells) if r.name == AS_INDEXED else r for r in rows]
-        if staged.info.lossy and cells[0].value is not None:
-            notes.append("index overlap compares with exact search of what the index's codes give back")
+    per_query = bench.per_query() + overlaps
+    sweep = () if overlap is None else overlap.curves(k, seed=seed)
+    rows = [replace(r, cells=r.cells + overlap_cells) if r.name == AS_INDEXED else r for r in rows]
+    if overlap is not None and staged is not None and staged.info.lossy:
+        notes.append("index overlap compares with exact search of what the index's codes give back")
+    if overlap is not None and sizes.wanted:
+        notes.append(
+            f"{AS_INDEXED} at sizes that weren't measured: foretold of exact search over what the index stores, and "
+            "lowered by index overlap"
+        )
     slices = None if slicing is None else bench.slices(slicing)
     digest = IdDigest()
     digest.update(held.ids)
@@ -186,6 +196,15 @@ def index_way(staged: Reader, ids: pa.Array, probe: Floats, metric: Metric, note
         notes.append(f"as indexed: the stored vectors, searched exactly ({error})")
         return exactly(vectors, metric)
     return lambda queries, k: search(staged, queries, k, metric, ids)
+
+
+def stored_way(staged: Reader, ids: pa.Array, metric: Metric) -> Find | str:
+    """Search the vectors that a store gives back, exactly and ranked as its own search does, or say why it can't."""
+    try:
+        vectors, ranking = staged.take(ids).vectors, own_metric(staged.info, metric)
+    except UnsupportedError as error:
+        return str(error)
+    return lambda queries, k: topk(as_asked(queries, metric), vectors, k, ranking)[0]
 
 
 def _overlap(

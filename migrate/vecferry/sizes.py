@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from vecferry.batch import Floats
 from vecferry.extrapolation import LEAST, VERIFIED, SizeCurve, depth
 from vecferry.gate import SIZED, Gate
 from vecferry.measured import Cell, Curve, Point
@@ -12,6 +13,8 @@ from vecferry.recall import Places, Truth
 
 QUARTER = 4
 """The first point of a curve is measured in such parts of the hold-out."""
+
+Find = Callable[[Floats, int], Places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +58,54 @@ class Sizes:
             yield Cell(metric, k, documents=size, held_out=self.held_out, reason=reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Hold what a way of searching is foretold from: exact search of its vectors, and what its own search finds of it.
+
+    A search by an index can't be foretold from one among few documents: inverted lists then hold fewer than k of them,
+    and a graph that is asked for more places looks further.
+
+    find    exact search of the vectors; a reason where they aren't to be had
+    shares  by k how much of exact search the own search finds at full size: index overlap; all of it without one
+    """
+
+    find: Find | str
+    shares: Mapping[int, Cell]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Foretold:
     """Hold agreement@k of one way of searching as it goes with the number of documents.
 
     own     what was measured among all that were held out
-    factor  lowers what is foretold: a curve needs a search that looks deeper, and an approximate search that is asked
-            for more places finds more of the first k than one that is asked for k
+    share   the index overlap of the way's own search; None where it finds all that exact search does
+    spare   how often a document that is found k places late is right, as a share of how often one in time is:
+            that is what a search has in the places of documents that it misses
     """
 
     own: Cell
     curve: SizeCurve
-    factor: float
+    share: Cell | None
+    spare: float
 
     @classmethod
-    def of(cls, truth: Truth, found: Places, own: Cell, seed: int) -> Foretold:
-        """Fit the curve to a search `[q, depth]`."""
-        deep = float(truth.agreement(found, own.k).mean())
-        factor = min(1.0, (own.value or 0.0) / deep) if deep else 1.0
-        return cls(own, SizeCurve.of(truth, found, own.k, seed=seed), factor)
+    def of(cls, truth: Truth, found: Places, own: Cell, ground: Ground, seed: int) -> Foretold:
+        """Fit the curve to what exact search `found`, `[q, depth]`, depth being 2 k or more."""
+        k = own.k
+        in_time, late = (float(truth.agreement(part, k).mean()) for part in (found, found[:, k : 2 * k]))
+        spare = min(1.0, late / in_time) if in_time else 1.0
+        return cls(own, SizeCurve.of(truth, found, k, seed=seed), ground.shares.get(k), spare)
 
     def at(self, size: int) -> Cell:
         """Return the number for `size` documents, which is measured in parts of the hold-out where it is smaller."""
         told = self.curve.at(size)
-        value, low, high = (self.factor * x for x in (told.value, told.low, told.high))
+        value, low, high = told.value, told.low, told.high
+        if self.share is not None:
+            overlaps = (self.share.value or 0.0, self.share.low or 0.0, self.share.high or 0.0)
+            value, low, high = (
+                number * (overlap + (1 - overlap) * self.spare)
+                for number, overlap in zip((value, low, high), overlaps, strict=True)
+            )
         return replace(
             self.own, value=value, low=low, high=high, documents=size, among="documents", held_out=told.held_out
         )
@@ -87,6 +114,6 @@ class Foretold:
         """Return the curve from a quarter of the hold-out, by doubling, to the `count` documents of the index."""
         n = self.own.documents
         beyond = [n << i for i in range(1, 64) if n << i < count] + ([count] if count > n else [])
-        cells = [self.at(n // QUARTER), self.at(n // 2), self.own, *(self.at(size) for size in beyond)]
+        cells = [self.at(size) for size in (n // QUARTER, n // 2, n, *beyond)]
         points = [Point(c.documents, c.value or 0.0, c.low, c.high, predicted=c.documents > n) for c in cells]
         return Curve(self.own.name, "documents", tuple(points))
