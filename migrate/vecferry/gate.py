@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vecferry.errors import UsageError
-from vecferry.measured import AS_INDEXED, Cell, Evaluation, one_line
+from vecferry.measured import AS_INDEXED, HELD_OUT, Cell, Evaluation, one_line
 
 SLICED = ("agreement", "doc-agreement", "recall", "ndcg")
 WORST = "worst-slice."
@@ -43,6 +43,11 @@ class Condition:
     def __str__(self) -> str:
         size = "" if self.size is None else f"@{self.size}"
         return f"{self.metric}@{self.k}{size}{self.operator}{self.threshold:g}"
+
+    @property
+    def least(self) -> int:
+        """How many documents must be searched, or chance alone finds more than `CHANCE` of the threshold."""
+        return math.ceil(self.k / (CHANCE * self.threshold) - 1e-9)
 
     def holds(self, value: float) -> bool:
         """Say whether a number reaches the threshold."""
@@ -181,7 +186,10 @@ def _judge(condition: Condition, evaluation: Evaluation) -> Judgement:
         cell = evaluation.cell(AS_INDEXED, condition.metric, condition.k, size)
     if cell is None or cell.value is None:
         return Judgement(str(condition), "inconclusive", _unmeasured(condition, evaluation, cell))
-    return _judge_cell(condition, cell)
+    judgement = _judge_cell(condition, cell)
+    if condition.metric in SIZED or evaluation.acting is None or cell.among != HELD_OUT:
+        return judgement
+    return replace(judgement, message=f"{judgement.message} (labels aren't foretold: the whole index has less)")
 
 
 def _judge_cell(condition: Condition, cell: Cell) -> Judgement:
@@ -194,10 +202,10 @@ def _judge_cell(condition: Condition, cell: Cell) -> Judgement:
     measured = f"{cell.name} is {cell.value:.3f} [{cell.low:.3f}, {cell.high:.3f}] {cell.basis}"
     if cell.queries < MIN_QUERIES:
         return judgement("inconclusive", f"{measured}: at least {MIN_QUERIES} {cell.asked} are needed")
-    needed = math.ceil(k / (CHANCE * threshold) - 1e-9)
+    needed = condition.least
     searched = cell.documents if cell.held_out is None else min(cell.documents, cell.held_out)
     if searched < needed:
-        among = cell.among if cell.held_out is None else "held-out documents"
+        among = cell.among if cell.held_out is None else HELD_OUT
         chance = f"chance alone finds {k / searched:.3f} among {searched:,}"
         return judgement("inconclusive", f"{measured}: {chance}; at least {needed:,} {among} are needed")
     if condition.holds(cell.low):

@@ -14,6 +14,7 @@ from vecferry.recall import Metric, Values, interval
 
 STATUS_QUO, NAIVE_SWAP, TRANSLATED = "status quo", "naive swap", "translated"
 AS_INDEXED, CASCADE, RE_EMBEDDED = "as indexed", "cascade", "re-embedded"
+HELD_OUT = "held-out documents"
 
 LONGEST = 60
 """Characters of a slice's name that are shown."""
@@ -38,7 +39,7 @@ class Cell:
     high: float | None = None
     documents: int = 0
     queries: int = 0
-    among: str = "held-out documents"
+    among: str = HELD_OUT
     reason: str | None = None
     held_out: int | None = None
 
@@ -93,7 +94,7 @@ class Cell:
         if over is not None and not over.any():
             return cls(metric, k, reason="re-embedding finds no relevant document either")
         value, low, high = interval(values[known], over, seed=seed)
-        among = "documents" if full_size else "held-out documents"
+        among = "documents" if full_size else HELD_OUT
         return cls(metric, k, value, low, high, documents, int(known.sum()), among)
 
 

@@ -21,6 +21,7 @@ from vecferry.pairs import BadRows, naming_ids
 from vecferry.plan import Plan, source_files
 from vecferry.store import Capabilities, Reader, StoreInfo, Uri, find
 
+MORE = "fit it again with a larger sample (vecferry sample -n), of which a fifth is held out"
 PROBED = 200
 """Held-out rows compared with the source to see that it is the store the map was fitted on."""
 
@@ -231,7 +232,14 @@ def check_gate(gate: Gate | None, holdout: Holdout | None, count: int | None) ->
         if condition.metric in SIZED and elsewhere and held_out < least:
             raise UsageError(
                 f"{condition} can't be decided for {condition.size or count:,} documents: that needs at least "
-                f"{least:,} held-out ones, and the map's hold-out has {held_out:,}; fit it again with more"
+                f"{least:,} held-out ones, and the map's hold-out has {held_out:,}; {MORE}"
+            )
+        searched = (count or held_out) if condition.metric == "index-overlap" else held_out
+        searched = min(searched, condition.size or searched)
+        if searched < condition.least:
+            raise UsageError(
+                f"{condition} can't be decided: chance alone finds {condition.k / searched:.3f} among {searched:,} "
+                f"documents, where it may find a tenth of the threshold; {condition.least:,} are needed: {MORE}"
             )
     for metric in sorted(gate.metrics):
         if holdout.qrels is None and metric.endswith(("recall", "ndcg")):
