@@ -181,6 +181,13 @@ def test_agreement_is_held_to_the_gate_at_the_size_of_the_index(gate, acting, ou
     assert message in decision.judgements[0].message
 
 
+@pytest.mark.parametrize(("acting", "among", "said"), [(9000, "held-out documents", True), (None, "documents", False)])
+def test_a_verdict_by_labels_says_that_the_whole_index_has_less(acting, among, said):
+    evaluation = replace(measured(metric="ndcg", among=among), acting=acting)
+    (judgement,) = decide(Gate.parse("ndcg@10>=0.3"), evaluation).judgements
+    assert ("labels aren't foretold: the whole index has less" in judgement.message) is said
+
+
 def test_what_cannot_be_foretold_does_not_pass():
     evaluation = foretold(value=None, low=None, high=None, reason="at least 1,000 are needed, not 900")
     decision = decide(Gate.parse("agreement@10>=0.1"), evaluation)

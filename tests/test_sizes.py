@@ -209,6 +209,11 @@ def test_too_small_a_hold_out_says_so_and_is_refused_before_any_work(world: Worl
     check_gate(gate, world.held, N)
     with pytest.raises(UsageError, match=r"agreement@10@9000>=0.9 can't be decided for 9,000 documents"):
         check_gate(Gate.parse("agreement@10@9000>=0.9"), few, 150)
+    with pytest.raises(UsageError, match=r"chance alone finds 0.010 among 1,000 .*; 2,000 are needed: .*sample -n"):
+        check_gate(Gate.parse("agreement@10>=0.05"), world.held, N)
+    with pytest.raises(UsageError, match=r"chance alone finds 0.020 among 500 "):
+        check_gate(Gate.parse("agreement@10@500>=0.1"), world.held, N)
+    check_gate(Gate.parse("index-overlap@10>=0.05"), world.held, N)  # measured among all 6,000
 
 
 def test_the_curve_leads_from_parts_of_the_hold_out_to_the_index(world: World, evaluation: Evaluation) -> None:
