@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -95,7 +96,8 @@ def obey_permissions() -> None:
 
 
 def run(arguments: list[str], errors: str, largest: int | None, powers: bool, hold: str | None) -> None:
-    """Be the command, to the end of the process."""
+    """Be the command, to the end of the process, which Ctrl-C ends also where a shell started the tests in background."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hold is not None:
         held[hold] = Path(f"{errors}.hold")
     if largest is not None:

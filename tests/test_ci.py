@@ -191,7 +191,7 @@ def test_a_worse_index_is_stopped_by_the_baseline_alone(folder: Path) -> None:
     with open_reader(str(folder / "new.faiss")) as reader:
         batches = list(reader.read(10_000))
     vectors = np.concatenate([batch.vectors for batch in batches])
-    noisy = vectors + 0.014 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32)
+    noisy = vectors + 0.012 * np.random.default_rng(0).standard_normal(vectors.shape).astype(np.float32)
     column = pa.chunked_array([pa.FixedSizeListArray.from_arrays(pa.array(noisy.ravel()), noisy.shape[1])])
     write_store(f"faiss:{folder / 'worse.faiss'}", pa.concat_arrays([b.ids for b in batches]), column, NEW)
     done = run(folder, "Gate", INDEX="worse.faiss")

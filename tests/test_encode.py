@@ -270,7 +270,8 @@ def test_the_command_says_all_in_json_and_speaks_to_a_server(server: Any, tmp_pa
 
 
 CHILD = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell's background job ignores
 sys.path[:0] = [{tests!r}]
 import numpy as np, vecferry, vecferry.cli
 from vecferry import encoding

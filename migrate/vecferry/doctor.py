@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distributions, requires, version
@@ -121,16 +122,21 @@ def packages(*, on_gpu: bool) -> Iterator[Finding]:
 
 
 def requirements() -> Iterator[Requirement]:
-    """Yield what vecferry's own metadata ask for, each package once; of the two kinds of FAISS that for CPUs."""
-    known = set()
+    """Yield what vecferry's own metadata ask for, each package once, by the extra that brings the fewest others.
+
+    Of the two kinds of FAISS that for CPUs.
+    """
+    wanted: dict[str, list[Requirement]] = {}
     for text in requires("vecferry") or []:
         found = re.match(
             r"([\w.-]+)(?:\[[^]]*\])?\s*(?:>=\s*([\w.]+))?[^;]*(?:;.*extra\s*==\s*['\"]([\w-]+)['\"])?", text
         )
         package, least, extra = found.groups(default="") if found else ("", "", "")
-        if package and package != "vecferry" and extra not in ("dev", "all", "gpu") and package not in known:
-            known.add(package)
-            yield Requirement(package, least, extra)
+        if package and package != "vecferry" and extra not in ("dev", "all", "gpu"):
+            wanted.setdefault(package, []).append(Requirement(package, least, extra))
+    brought = Counter(one.extra for several in wanted.values() for one in several if one.extra)
+    for several in wanted.values():
+        yield min(several, key=lambda one: brought[one.extra])
 
 
 def _faiss(wanted: Requirement, wheels: dict[str, str], *, on_gpu: bool) -> Finding:
