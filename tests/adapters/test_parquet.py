@@ -552,7 +552,7 @@ print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
 
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
     """Few and many rows in one row group each, which pyarrow would read whole by itself."""
-    sizes, peaks = (100_000, 300_000), []
+    sizes, peaks = (200_000, 800_000), []
     x = np.random.default_rng(0).standard_normal((max(sizes), 64)).astype(np.float32)
     text = pa.array([f"document {i} " * 8 for i in range(max(sizes))])
     for n in sizes:
@@ -563,4 +563,4 @@ def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:
         allocator = os.environ | {"ARROW_DEFAULT_MEMORY_POOL": "system"}
         done = subprocess.run(run, check=True, capture_output=True, text=True, env=allocator)
         peaks.append(int(done.stdout))
-    assert peaks[1] - peaks[0] < 16 * (sizes[1] - sizes[0]) + 16e6  # 80 MB came to it; 16 MB: two threads' buffers
+    assert peaks[1] - peaks[0] < 16 * (sizes[1] - sizes[0]) + 16e6  # 220 MB are read; 16 MB: two threads' buffers
