@@ -51,7 +51,7 @@ ORDER = [
     ["warming"],
     ["outputs"],
     ["lens", "spectroscopy"],
-    ["demo", "cli", "cli_filters"],
+    ["demo", "cli", "cli_encode", "cli_filters"],
 ]
 LEVEL = {name: i for i, names in enumerate(ORDER) for name in names}
 HEAVY = ("faiss", "torch", "transformers", "scipy")
