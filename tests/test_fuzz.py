@@ -34,6 +34,12 @@ def test_thousands_of_damaged_files(kind: str, tmp_path: Path) -> None:
     survive(kind, tmp_path, range(10_000, 10_000 + LONG.get(kind, 1500)))
 
 
+@pytest.mark.parametrize(("kind", "case"), [("parquet", 10_193), ("parquet", 10_965)])
+def test_what_was_once_found_stays_mended(kind: str, case: int, tmp_path: Path) -> None:
+    """Lists of a negative number of elements, and names of columns that are no text."""
+    survive(kind, tmp_path, range(case, case + 1))
+
+
 def test_a_reader_that_dies_hangs_or_is_wrong_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The campaign itself: a kind whose reader ends the process, never ends, or reads something else."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

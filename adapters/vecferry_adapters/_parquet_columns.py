@@ -239,7 +239,10 @@ def plain(kind: pa.DataType) -> pa.DataType:
     elif pa.types.is_large_list(kind):
         made = pa.large_list(_plain_field(kind.value_field))
     elif pa.types.is_fixed_size_list(kind):
-        made = pa.list_(_plain_field(kind.value_field), kind.list_size)
+        if kind.list_size < 0:  # as only a damaged footer has it
+            raise pa.ArrowInvalid(f"lists of {kind.list_size} elements")
+        field = _plain_field(kind.value_field)
+        made = kind if field == kind.value_field else pa.list_(field, kind.list_size)
     elif pa.types.is_map(kind):
         made = pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), kind.keys_sorted)
     elif pa.types.is_dictionary(kind):

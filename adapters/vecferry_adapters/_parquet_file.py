@@ -48,7 +48,7 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False, page_checksum_verification=True) as file:
             yield file
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last for names that are no text
         if isinstance(error, OSError) and error.errno:  # of the system, not of what is in the file: it may come back
             raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
         reason = str(error).partition("\n")[0]

@@ -172,5 +172,5 @@ def reading(path: Path) -> Iterator[pq.ParquetFile]:
             yield file
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file") from error
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path} can't be read as Parquet, it is damaged or incomplete: {error}") from error
