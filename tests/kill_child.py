@@ -96,7 +96,7 @@ def obey_permissions() -> None:
 
 
 def run(arguments: list[str], errors: str, largest: int | None, powers: bool, hold: str | None) -> None:
-    """Be the command, to the end of the process, which Ctrl-C ends also where a shell started the tests in background."""
+    """Be the command, to the end of the process. Ctrl-C ends it where a shell started the tests in background, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hold is not None:
         held[hold] = Path(f"{errors}.hold")
