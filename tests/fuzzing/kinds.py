@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import vecferry
 from fuzzing.mutate import mutate
@@ -261,24 +262,26 @@ class Stopping:
         return getattr(self.reader, name)
 
 
-def small_stages() -> None:
+def small_stages(patch: pytest.MonkeyPatch) -> None:
     """Let every writer make its stage durable after some rows, so that a stage of few rows has all its parts."""
     import vecferry_adapters._faiss_writer as faiss_writer
     import vecferry_adapters._numpy_writer as numpy_writer
     import vecferry_adapters._parquet_writer as parquet_writer
 
-    faiss_writer.CHECKPOINT = numpy_writer.SYNC_BYTES = 1  # type: ignore[misc]
-    parquet_writer.GROUP_ROWS, parquet_writer.PART_GROUPS = 8, 2  # type: ignore[misc]
+    patch.setattr(faiss_writer, "CHECKPOINT", 1)
+    patch.setattr(numpy_writer, "SYNC_BYTES", 1)
+    patch.setattr(parquet_writer, "GROUP_ROWS", 8)
+    patch.setattr(parquet_writer, "PART_GROUPS", 2)
 
 
 def make_stages(folder: Path) -> None:
-    small_stages()
     table = {"id": ids(), "emb": [v.tolist() for v in vectors()]}
     pq.write_table(pa.table(table), folder / "source.parquet")
     m = a_map(folder / "map")
     for name in ("new.parquet", "new.npy", "new.faiss"):
         (folder / name[4:]).mkdir()
-        with open_reader(str(folder / "source.parquet")) as reader:
+        with pytest.MonkeyPatch.context() as patch, open_reader(str(folder / "source.parquet")) as reader:
+            small_stages(patch)  # other tests follow in this process
             try:
                 vecferry.migrate(Stopping(reader, 70), folder / name[4:] / name, m, batch_size=10)
             except StoppedError:
@@ -288,10 +291,11 @@ def make_stages(folder: Path) -> None:
 
 def resumed(folder: Path) -> bytes:
     """Continue the migration; return the rows that come out of it."""
-    small_stages()
     valid = Path((folder / "origin").read_text())
     target = folder / f"new.{folder.name.partition('-')[0]}"
-    vecferry.migrate(valid / "source.parquet", target, valid / "map", resume=True, batch_size=10)
+    with pytest.MonkeyPatch.context() as patch:
+        small_stages(patch)
+        vecferry.migrate(valid / "source.parquet", target, valid / "map", resume=True, batch_size=10)
     return rows_of(target)[:32]
 
 
@@ -355,7 +359,7 @@ def with_map(folder: Path) -> Commands:
 
 
 def resuming(folder: Path) -> Commands:
-    small_stages()
+    small_stages(pytest.MonkeyPatch())  # for the rest of this child, which runs the commands
     valid = (folder / "origin").read_text()
     target = folder / f"new.{folder.name.partition('-')[0]}"
     return [["migrate", f"{valid}/source.parquet", str(target), "--map", f"{valid}/map", "--resume"]]
